@@ -1,6 +1,5 @@
 """ESSA end to end, as a user runs it: SFT LoRA -> SVD -> CMA-ES -> PEFT export; tiny numbers."""
 
-import json
 from pathlib import Path
 
 import chz
@@ -68,15 +67,6 @@ def config(log_path: Path, adapter: Path, num_generations: int) -> CLIConfig:
     )
 
 
-def test_the_adapter_has_learned_every_layer_and_nothing_else(adapter: Path) -> None:
-    stored = load_file(adapter / "adapter_model.safetensors")
-    assert {name.split(".")[-3] for name in stored} == {"q_proj", "k_proj", "v_proj", "o_proj"}
-    assert len(stored) == 2 * 4 * 4
-    assert all(tensor.any() for tensor in stored.values())
-    assert json.loads((adapter / "adapter_config.json").read_text())["r"] == 4
-    assert {file.suffix for file in adapter.iterdir()} == {".json", ".jsonl", ".safetensors", ".md"}
-
-
 async def test_from_fine_tuning_to_an_adapter_that_peft_loads(
     adapter: Path, tmp_path: Path
 ) -> None:
@@ -118,16 +108,3 @@ async def test_from_fine_tuning_to_an_adapter_that_peft_loads(
     )
     changed = {name.split(".")[-2] for name in base if not torch.equal(weights[name], base[name])}
     assert changed == {"q_proj", "k_proj", "v_proj", "o_proj"}
-
-
-def test_bad_input(tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    fields = {
-        "model_name": str(BUNDLED_MODEL),
-        "dataset": SupervisedRows(source=str(rows)),
-        "output": str(tmp_path / "out"),
-    }
-    rows.write_text('{"prompt": "1", "completion": "2"}\n')
-    with pytest.raises(ConfigError, match=r"has no layer 'q_prj': .*q_proj"):
-        main(SFTConfig(**fields, targets=("q_prj",)))
-    assert not (tmp_path / "out").exists()

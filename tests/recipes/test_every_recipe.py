@@ -72,8 +72,12 @@ def test_the_bundled_model_is_there_and_small(name: str) -> None:
 
 
 RUNS: dict[str, tuple[int, tuple[str, ...], dict[str, tuple[float, float]]]] = {
-    "arithmetic": (3, ("digits", "forgot_carry"), {"well_formed": (0.5, 1)}),
+    "arithmetic": (
+        *(100, ("digits", "forgot_carry")),
+        {"well_formed": (0.98, 1), "correct": (0.3, 0.6)},
+    ),
     "calculator": (3, ("tool_calls",), {"well_formed": (0.5, 1)}),
+    "countdown": (60, ("well_formed",), {"correct": (0.2, 0.6), "format": (0.5, 0.999)}),
     "crossword": (8, ("fits", "format"), {}),
     "guess_number": (3, ("turns", "halving"), {"well_formed": (0.5, 1)}),
     "logic": (50, ("score",), {"well_formed": (1, 1), "correct": (0.1, 0.6)}),

@@ -99,6 +99,17 @@ async def test_no_held_out_problem_is_trained_on_whatever_seed_and_number(recipe
         await same.train.validate(4096)
 
 
+@pytest.mark.parametrize("recipe", ["countdown", "crossword", "math", "rush_hour"])
+async def test_gold_answers_earn_everything_where_the_prompt_opens_the_thought(recipe: str) -> None:
+    style = {"countdown": "paper", "math": "tags"}.get(recipe, "words")
+    tokenizer = build_tokenizer(LETTERS)
+    tokenizer.chat_template = "{{ messages[0].content }}<think>"
+    dataset = of_size(recipe_config(recipe)().dataset, 0, FEW)
+    train = (await chz.replace(dataset, prompt=style)(tokenizer)).train  # pyright: ignore
+    await train.validate(4096)
+    assert not any(str(getattr(p, "gold", "")).startswith("<think>") for p in train.get_batch(0))
+
+
 BEFORE = {
     "alignment": "9a9bd1e24fcab183",
     "conciseness": "9a9bd1e24fcab183",
@@ -122,3 +133,30 @@ async def test_recipes_of_rows_hold_out_what_they_did_now_whatever_the_prompt(re
     if recipe != "crossword":
         other = await asked_otherwise(dataset)(tokenizer)
         assert problem_names(other.test_P) == problem_names(datasets.test_P)
+
+
+GENERATED = {
+    "arithmetic": "62269250e28255c5",
+    "calculator": "cda4b24a0d5f4b43",
+    "chat": "2fabad22c6f586d4",
+    "code": "e1aec9494c42df5e",
+    "countdown": "0769c4d55200d7eb",
+    "guess_number": "5a436b7a50241d16",
+    "logic": "dfe625e6e60a6b12",
+    "markovian": "6cbeb3db9d472053",
+    "math": "e753d69e02deb1a1",
+    "mixture": "0b2aa5756b7e8bba",
+    "rush_hour": "b31a044e8c62860f",
+    "search": "498dec4b740a7b5e",
+    "tic_tac_toe": "3fc3ea847e3b39fa",
+}
+"""Digests of the first problems of each recipe that generates them, as recorded runs have them."""
+
+
+@pytest.mark.parametrize("recipe", GENERATED)
+async def test_generated_problems_are_those_of_recorded_runs(recipe: str) -> None:
+    if recipe == "logic":
+        pytest.importorskip("reasoning_gym")
+    datasets = await of_size(recipe_config(recipe)().dataset, 0, FEW)(tokenizer_of(recipe))
+    text = repr(digests([*datasets.train.training_problems, *datasets.test_P]))
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == GENERATED[recipe]

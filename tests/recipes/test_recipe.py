@@ -3,17 +3,14 @@
 from collections.abc import Mapping
 from typing import cast
 
-import chz
 import pytest
 
 from es_cookbook.cli import RECIPES
 from es_cookbook.cli.options import recipe_config, recipe_defaults
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.schedules import Constant, Cosine
-from es_cookbook.evolution.optimizers.adam import Adam
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.recipes.arithmetic.train_cli import CLIConfig as Arithmetic
 from es_cookbook.recipes.countdown.train_cli import CLIConfig as Countdown
 
 SPACES = {
@@ -21,12 +18,6 @@ SPACES = {
     "sep_cma": ["search_space=adapter"],
     "qes": ["search_space=quant_codes"],
 }
-FIELDS = ("population_size", "sigma", "learning_rate", "antithetic", "learning_rate_schedule")
-
-
-@chz.chz
-class MyAdam(Adam):
-    """A user's own, of which nobody knows the name."""
 
 
 def chosen(config_class: type, *options: str) -> OptimizerBuilder:
@@ -49,15 +40,6 @@ def test_every_optimizer_has_the_recipes_population(recipe: str) -> None:
     for name in OPTIMIZER_NAMES:
         optimizer = chosen(config_class, f"optimizer={name}", *SPACES.get(name, []))
         assert optimizer.population_size == es.population_size
-
-
-def test_momentum_takes_all_and_what_normalises_its_step_has_one_as_long() -> None:
-    momentum = chosen(Arithmetic, "optimizer=momentum")
-    own = {name: getattr(momentum, name) for name in FIELDS}
-    assert own == dict(zip(FIELDS, (256, 0.01, 0.04, False, Cosine()), strict=True))
-    adam = chosen(Arithmetic, "optimizer=adam")
-    # 0.04 / √256: the RMS of es's step.
-    assert (adam.population_size, getattr(adam, "learning_rate")) == (256, 0.0025)  # noqa: B009
 
 
 def test_a_schedule_of_what_an_optimizer_does_not_have_is_refused(
@@ -90,18 +72,3 @@ def test_countdowns_own_settings_of_one_optimizer_win(name: str) -> None:
     assert optimizer.population_size == 64
     assert {field: getattr(optimizer, field) for field in COUNTDOWN[name]} == COUNTDOWN[name]
     assert getattr(optimizer, "sigma_schedule", Constant()) in (Constant(), Cosine())
-
-
-@pytest.mark.parametrize(
-    "typed",
-    [
-        "Adam",
-        "es_cookbook.evolution.optimizers.adam:Adam",
-        "MyAdam",
-        f"{__name__}:MyAdam",
-    ],
-)
-def test_a_class_that_is_chosen_otherwise_than_by_its_name_takes_them_too(typed: str) -> None:
-    adam = chosen(Arithmetic, f"optimizer={typed}")
-    assert isinstance(adam, Adam)
-    assert (adam.population_size, adam.sigma, adam.learning_rate) == (256, 0.01, 0.0025)

@@ -1,6 +1,5 @@
 """CMA-ES, full and separable: they climb, resume to the bit, and leave nothing global behind."""
 
-import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -81,10 +80,9 @@ def turned_ellipsoid(point: NDArray[np.float64]) -> float:
 
 
 @both
-@pytest.mark.parametrize("landscape", [sphere, ellipsoid])
-def test_they_climb(builder: OptimizerBuilder, landscape: Landscape) -> None:
+def test_they_climb(builder: OptimizerBuilder) -> None:
     optimizer = build(builder, 10)
-    assert landscape(last_mean(run(optimizer, landscape, range(250)))) > -1e-5
+    assert ellipsoid(last_mean(run(optimizer, ellipsoid, range(250)))) > -1e-5
     assert optimizer.sigma(249) < 0.01
 
 
@@ -94,17 +92,6 @@ def test_full_covariance_pays_where_the_axes_are_turned() -> None:
         for builder in BUILDERS
     ]
     assert found[0] > -1e-5 > -1e-2 > found[1]
-
-
-@both
-def test_the_first_population_is_the_base_and_sigma_around_it(builder: OptimizerBuilder) -> None:
-    optimizer = build(builder, 2000)
-    population = points(optimizer.ask(0))
-    assert population.shape == (12, 2000)
-    assert np.sqrt(np.mean(population**2)) == pytest.approx(0.5, rel=0.02)
-    assert abs(population.mean()) < 0.01
-    assert optimizer.sigma(0) == pytest.approx(np.sqrt(np.mean(population**2)))
-    assert points(build(builder, 2000, seed=1).ask(0)).tolist() != population.tolist()
 
 
 @both
@@ -118,14 +105,6 @@ def test_a_population_is_made_of_the_noise_of_its_generations_seed(
         rng = np.random.RandomState(seed % 2**32)
         drawn = noise(seed, "cma.1", (12, 8)) if isinstance(builder, CMA) else rng.randn(12, 8)
         assert points(optimizer.ask(generation)) == pytest.approx(0.5 * drawn, rel=1e-3)
-
-
-@both
-def test_the_step_is_the_new_mean_and_says_how_far_it_is(builder: OptimizerBuilder) -> None:
-    (_, first), (_, second) = run(build(builder, 10), sphere, range(2))
-    assert isinstance(second.rule, OffsetsRule)
-    way = mean_of(second) - mean_of(first)
-    assert second.rms == second.rule.moved == pytest.approx(np.sqrt(np.mean(way**2)), rel=1e-5)
 
 
 @both
@@ -197,21 +176,20 @@ def test_a_lost_genome_counts_as_the_worst(builder: OptimizerBuilder) -> None:
 
 @both
 def test_nothing_global_is_touched(
-    builder: OptimizerBuilder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    builder: OptimizerBuilder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    before = os.getcwd()
-    os.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)
     state = np.random.get_state()[1].tolist()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            run(build(builder, 400), sphere, range(5))
-            flat = build(builder, 8)
-            for generation in range(60):
-                genomes_G = flat.ask(generation)
-                flat.tell(generation, genomes_G, None, np.array([1.0] + 11 * [0.0]))
-    finally:
-        os.chdir(before)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(build(builder, 400), sphere, range(5))
+        flat = build(builder, 8)
+        for generation in range(60):
+            genomes_G = flat.ask(generation)
+            flat.tell(generation, genomes_G, None, np.array([1.0] + 11 * [0.0]))
     assert np.random.get_state()[1].tolist() == state
     assert list(tmp_path.iterdir()) == []
     assert capfd.readouterr() == ("", "")
@@ -219,39 +197,17 @@ def test_nothing_global_is_touched(
 
 def test_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
     low_rank = LowRankSpace({"w": (8, 8)}, rank=1)
-    for name, builder in (("cma", CMA()), ("sep_cma", SepCMA())):
-        with pytest.raises(
-            ConfigError, match=f"optimizer={name}.*LowRankSpace cannot.*, search_space=adapter or"
-        ):
-            builder(run_seed=0, num_generations=1, space=low_rank)
-        with pytest.raises(ConfigError, match=r"at least 4 .* found 3; 24 to 96"):
-            type(builder)(population_size=3)
-        with pytest.raises(ConfigError, match="sigma must be above 0"):
-            type(builder)(sigma=0.0)
-    with pytest.raises(
-        ConfigError,
-        match=r"all 20,000 parameters.* 11\.9 GiB .*at most 4,096 .*optimizer=sep_cma",
-    ):
+    with pytest.raises(ConfigError, match=r"optimizer=cma.*LowRankSpace cannot.*=adapter or"):
+        CMA()(run_seed=0, num_generations=1, space=low_rank)
+    with pytest.raises(ConfigError, match=r"at least 4 .* found 3; 24 to 96"):
+        SepCMA(population_size=3)
+    with pytest.raises(ConfigError, match=r"all 20,000 parameters.* 11\.9 GiB .*at most 4,096"):
         build(CMA(), 20_000)
-    build(SepCMA(population_size=4), 2)
     with pytest.raises(ConfigError, match=r"at least 2 parameters.*optimizer=cma"):
         build(SepCMA(), 1)
     parameters = [ParameterInfo(f"{i}.q_proj.weight", (6, 4), "linear") for i in range(2)]
-    for shared_out in (
-        Adapter(rank=2, sigma_patterns=("*lora_A*",), sigma_factors=(2.0,)),
-        Adapter(rank=2, partitions=2),
-    ):
-        with pytest.raises(ConfigError, match="sigma_factors and partitions have no meaning"):
-            SepCMA()(run_seed=0, num_generations=1, space=shared_out(parameters))
-    for package, builder in (("cma", CMA()), ("cmaes", SepCMA())):
-        monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(ConfigError, match=rf"package {package}, .*'es-cookbook\[cma\]'"):
-            build(builder, 4)
-
-
-def test_an_adapter_is_a_space_of_sep_cma() -> None:
-    parameters = [ParameterInfo("layers.0.q_proj.weight", (6, 4), "linear")]
-    optimizer = SepCMA(population_size=4)(
-        run_seed=0, num_generations=1, space=Adapter(rank=2)(parameters)
-    )
-    assert points(optimizer.ask(0)).shape == (4, 2 * (6 + 4))
+    with pytest.raises(ConfigError, match="sigma_factors and partitions have no meaning"):
+        SepCMA()(run_seed=0, num_generations=1, space=Adapter(rank=2, partitions=2)(parameters))
+    monkeypatch.setitem(sys.modules, "cmaes", None)
+    with pytest.raises(ConfigError, match=r"package cmaes, .*'es-cookbook\[cma\]'"):
+        build(SepCMA(), 4)

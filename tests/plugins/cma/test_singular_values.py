@@ -13,7 +13,6 @@ from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Offsets, OffsetsRule, Step, Term
-from es_cookbook.plugins.cma.optimizers import CMA
 from es_cookbook.plugins.cma.singular_values import SingularValues
 from tests.evolution.spaces.test_adapter import PARAMETERS, write_adapter
 
@@ -72,13 +71,6 @@ def test_an_offset_is_what_its_singular_value_changes_by(tmp_path: Path) -> None
     assert np.allclose(found_a @ a.T, (found_a @ a.T).T, atol=1e-3)  # the same directions
 
 
-def test_genomes_change_nothing_of_the_adapter(tmp_path: Path) -> None:
-    space = build(write_adapter(tmp_path / "adapter"))
-    assert not space.adapter.are_parameters
-    one, other, again = (factors_at(space, of(*[x] * 8))[0] for x in (0.5, -0.5, 0.5))
-    assert torch.equal(one, again) and not torch.equal(one, other)
-
-
 def test_offsets_of_minus_all_singular_values_leave_nothing(tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "adapter")
     a, b = stored(path)
@@ -112,23 +104,6 @@ def test_the_centre_is_exact_and_takes_terms_as_well_as_coordinates(tmp_path: Pa
     assert again.fingerprint() == centre.fingerprint()
     for one, other in zip(moved, factors_at(space, Genome(), again), strict=True):
         assert torch.equal(one, other)
-
-
-def test_terms_are_shared_out_as_anywhere(tmp_path: Path) -> None:
-    path = write_adapter(tmp_path / "adapter")
-    space = SingularValues(start=str(path), sigma_patterns=("*lora_A*",), sigma_factors=(2.0,))
-    plain, scaled = Centre({}, build(path)), Centre({}, space(PARAMETERS, read_adapter))
-    for centre in (plain, scaled):
-        centre.apply(Step((Term(3, 0.5),)))
-    assert torch.equal(scaled.weights[A], 2 * plain.weights[A])
-    assert torch.equal(scaled.weights[B], plain.weights[B])
-
-
-def test_the_optimizer_knows_how_many_there_are(tmp_path: Path) -> None:
-    space = build(write_adapter(tmp_path / "adapter"))
-    (genome, *_) = CMA()(run_seed=0, num_generations=1, space=space).ask(0)
-    assert genome.offsets is not None
-    assert genome.offsets.array.shape == (8,)
 
 
 def test_bad_input(tmp_path: Path) -> None:

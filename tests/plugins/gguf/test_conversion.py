@@ -3,7 +3,6 @@
 import os
 import shutil
 import struct
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -424,11 +423,3 @@ def test_tensors_may_not_share_bytes(file: Path, tmp_path: Path) -> None:
     path.write_bytes(changed)
     with pytest.raises(ModelError, match="its tensors share bytes"):
         read_header(path)
-
-
-def test_a_pipe_is_no_file(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.gguf")
-    began = time.monotonic()
-    with pytest.raises(ModelError, match="is a pipe"):
-        converted(tmp_path / "pipe.gguf")
-    assert time.monotonic() - began < 5

@@ -10,7 +10,6 @@ import torch
 from es_cookbook.checkpoints.model_cache import CACHE
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.cli.export import ExportConfig, export
-from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.full_rank import FullRank
@@ -74,10 +73,3 @@ def test_an_adapter_is_merged_into_the_file(tmp_path: Path) -> None:
     whole = record_run(tmp_path / "whole", base, LowRank())
     with pytest.raises(ConfigError, match="a GGUF file holds the whole model: leave rank out"):
         write(whole.path, tmp_path / "ranked", form=GGUF(), rank=8)
-
-
-def test_options_of_the_form_are_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        run_cli(print, ExportConfig, ["runs/mine", "output=mine", "form.matrices=q8_0"])
-    said = capsys.readouterr().err
-    assert "unknown option 'form.matrices', which form=transformers does not have" in said

@@ -1,7 +1,6 @@
 """The replay buffer: running statistics, upper confidence bounds, and what is forgotten."""
 
 import math
-import statistics
 from typing import Any
 
 import pytest
@@ -17,14 +16,6 @@ def buffer(**fields: Any) -> ReplayBuffer:
 
 def tell(into: ReplayBuffer, **rewards: float) -> None:
     into.tell([ProblemResult(name, reward, 0.0) for name, reward in rewards.items()])
-
-
-def test_statistics_are_those_of_all_values() -> None:
-    values = [0.25, 0.5, 0.0, 1.0, 0.75]
-    one = buffer()
-    for value in values:
-        tell(one, a=value)
-    assert one.known == {"a": (5, pytest.approx(statistics.mean(values)))}
 
 
 def test_bounds_are_those_of_the_formula_and_the_largest_come_first() -> None:

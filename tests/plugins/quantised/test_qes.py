@@ -2,15 +2,11 @@
 
 from collections.abc import Sequence
 
-import chz
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.schedules import Table
 from es_cookbook.evolution.centre import Centre, merge_steps, moved
 from es_cookbook.evolution.exact import apply_rule_
 from es_cookbook.evolution.genome import ErrorFeedbackRule, Step, Term
@@ -132,26 +128,6 @@ def test_a_step_has_the_window_of_what_was_tried() -> None:
     )
     assert steps[3].rule == ErrorFeedbackRule((1, 2), (-0.5, 0.5, -0.5), 0.9, 15)
     assert steps[3].rms == pytest.approx(0.2 / 4 * 2**0.5), "as plain ES's"
-
-
-@given(st.floats(0, 0.99), st.lists(st.floats(-3, 3), min_size=1, max_size=30))
-def test_nothing_is_lost_but_by_the_decay(decay: float, values: list[float]) -> None:
-    """What the moves leave over is never more than half a code."""
-    left = 0.0
-    for value, move in zip(values, moves([np.array([v]) for v in values], decay, 30), strict=True):
-        left = decay * left + value - float(move[0])
-        assert abs(left) <= 0.5 + 1e-5
-
-
-@given(st.floats(0.01, 1.0))
-def test_a_schedule_and_a_warm_up_scale_what_is_added_to_the_codes(factor: float) -> None:
-    config = QES(population_size=2, sigma=0.1, learning_rate=0.2, warmup_generations=4)
-    config = chz.replace(config, learning_rate_schedule=Table(factors=(factor,)))
-    optimizer = config(run_seed=0, num_generations=9, space=SPACE)
-    step = optimizer.tell(0, optimizer.ask(0), None, np.array([1.0, 0.0]))
-    # α/N · (fitness₊ - fitness₋) / σ = 0.2 / 2 · 1 / 0.1, a quarter of it at first
-    assert isinstance(step.rule, ErrorFeedbackRule)
-    assert step.rule.weights == pytest.approx([factor / 4])
 
 
 def test_other_spaces_and_decay_are_refused() -> None:

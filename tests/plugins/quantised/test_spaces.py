@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.noise import Part, noise, uniform_range
+from es_cookbook.evolution.noise import Part, noise
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
@@ -72,15 +72,6 @@ def test_phases_are_those_that_recorded_runs_have() -> None:
     assert (found * 8).view(-1)[:2].tolist() == [-0.48195648193359375, -0.29012298583984375]
 
 
-def test_a_device_gains_what_the_cpu_would() -> None:
-    # No memory of this weight's own is in order, as none of a device is the CPU's.
-    there, here = torch.full((16, 16), 7.0).T, torch.full((16, 16), 7.0)
-    space, terms = QuantCodesSpace({"w": (16, 16)}, highest_code=15), [Term(1, 0.5), Term(2, -0.5)]
-    space.device_adder(terms, torch.device("cpu"))("w", there, None)
-    space.add_terms_("w", here, terms)
-    assert torch.equal(there, here) and not (there == 7).all()
-
-
 def test_a_weight_is_code_less_zero_times_scale() -> None:
     assert WEIGHT.dequantised()[1].tolist() == [2.5, 3.0, 3.5, 4.0, -6.0, -4.0, -2.0, 0.0]
     symmetric = dataclasses.replace(WEIGHT, zeros=None)
@@ -102,13 +93,6 @@ def test_zero_points_move_by_whole_numbers_within_their_range() -> None:
     assert least_1.moved({"zeros": offsets}).zeros[2].tolist() == [16, 1]
 
 
-def test_codes_are_taken_into_their_range() -> None:
-    codes = torch.full((4, 8), 7.0)
-    codes[0, :3] = torch.tensor([-2.0, 17.0, 3.6])
-    found = WEIGHT.moved({"codes": codes}).codes
-    assert found.dtype == torch.uint8 and found[0, :4].tolist() == [0, 15, 4, 7]
-
-
 def test_the_start_is_the_base_and_a_term_adds_noise_in_units_of_it() -> None:
     space = QuantScales(which="both")(INFOS)
     centre = Centre({}, space, 1)
@@ -128,14 +112,6 @@ def test_small_perturbations_move_their_share_of_zero_points() -> None:
     assert not (centre.weights["a.zeros"] * 8).round().any()
     expected = 8 * 0.01 * float(np.sqrt(2 / np.pi))  # mean |8 σ ε|
     assert float((steps != 0).float().mean()) == pytest.approx(expected, rel=0.1)
-
-
-@given(st.integers(0, 2**63 - 1), st.integers(0, 50), st.integers(0, 50))
-def test_uniform_numbers_are_the_same_whichever_range_is_made(seed: int, a: int, b: int) -> None:
-    start, stop = sorted((a, b))
-    everything = uniform_range(seed, "x", 0, 50)
-    assert np.array_equal(uniform_range(seed, "x", start, stop), everything[start:stop])
-    assert everything.dtype == np.float32 and everything.min() > 0 and everything.max() < 1
 
 
 def codes_space(rows: int = 100, columns: int = 300) -> QuantCodesSpace:

@@ -1,7 +1,6 @@
 """The recipe alignment: its pairs, its command line, and what a preference weight does in a run."""
 
 import json
-import random
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,6 @@ from es_cookbook.recipes.alignment.train_cli import PAIRS, CLIConfig
 from es_cookbook.recipes.conciseness.reward import Conciseness
 from es_cookbook.recipes.conciseness.train_cli import PROMPT, QUESTIONS
 from tests.recipe_problems import APART, parsed, short_run
-from tools.rows import pairs
-from tools.rows.questions import Question
 
 pytestmark = pytest.mark.anyio
 
@@ -40,26 +37,6 @@ def test_no_pair_is_about_a_question_of_the_task() -> None:
     task = {PROMPT.format(**row) for row in asked}
     assert len(rows()) == 1000
     assert task.isdisjoint(row["prompt"] for row in rows())
-
-
-@pytest.mark.parametrize(
-    ("question", "likely"),
-    [
-        (Question("more", "which is more, 87 or 301?", "301", ""), {"87"}),
-        (Question("after", "what comes after 419?", "420", ""), {"419", "421", "430"}),
-        (Question("backwards", "what is tabo backwards?", "obat", ""), {"tabo", "oba", "bat"}),
-        (Question("backwards", "what is bab backwards?", "bab", ""), {"ba", "ab"}),
-    ],
-)
-def test_a_hasty_answer_is_a_likely_mistake_or_has_one_wrong_character(
-    question: Question, likely: set[str]
-) -> None:
-    rng = random.Random(0)
-    found = {pairs.hasty_answer(question, rng) for _ in range(200)}
-    assert likely <= found and question.answer not in found
-    for wrong in found - likely:
-        assert sum(a != b for a, b in zip(question.answer, wrong, strict=True)) == 1
-    assert question.kind != "more" or found == likely
 
 
 def steps(tmp_path: Path, weight: float) -> tuple[bytes, list[dict[str, float]]]:

@@ -1,6 +1,5 @@
 """Expressions and a pocket calculator: the tool, rewards and the dataset."""
 
-import random
 from collections.abc import Sequence
 from itertools import islice
 
@@ -74,14 +73,3 @@ async def test_every_gold_chat_in_words_earns_everything() -> None:
     for template in (CHATML, LLAMA):
         builder = CalculatorDatasetBuilder(num_train=40, num_test=20, prompt="words")
         await (await builder(tokenizer_with(template))).train.validate(4096)
-
-
-def test_careless_demonstrations_are_more_frequent_with_a_large_first_number() -> None:
-    rng = random.Random(0)
-
-    def careless(a: int) -> float:
-        problem = Problem((a, 34, 5), "+*")
-        left = chat_of(problem, "left", "hermes")
-        return sum(warm_start.texts(problem, rng) == left for _ in range(400)) / 400
-
-    assert careless(15) < 0.35 < 0.65 < careless(95)

@@ -1,8 +1,6 @@
 """The tasks of a chat model: what is asked, held out and graded."""
 
-import re
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +13,8 @@ from es_cookbook.recipes.chat.problems import (
     generate_problems,
     grade,
 )
-from es_cookbook.runs.history.store import read_header
-from tests.recipe_problems import build, short_run
-from tools.small_model import build_model, build_tokenizer
+from tests.recipe_problems import build
+from tools.small_model import build_tokenizer
 
 TASKS: tuple[Task, ...] = (
     *("sums", "differences", "chain_sum"),
@@ -61,20 +58,15 @@ async def test_answers_are_as_long_as_asked_or_as_the_task_needs() -> None:
     ("task", "wanted", "text", "correct", "well_formed"),
     [
         ("sums", (), "70", 1, 1),
-        ("sums", (), "52 + 18 = 70.", 1, 1),
         ("sums", (), "52 + 18 = 71", 0, 1),
         ("sums", (), "52 + 19 = 70", 1, 0),
         ("sums", (), "70 or 71", 0, 0),
-        ("sums", (), "71", 0, 1),
-        ("sums", (), "-70.", 0, 1),
         ("conciseness", (), "70.", 1, 1),
         ("conciseness", (), "It is 70", 0, 0),
         ("conciseness", (), "71", 0, 1),
-        ("extraction", (("city", "Oslo"),), '{"city": " oslo"}', 1, 1),
         ("extraction", (("city", "Oslo"),), '```json\n{"city": "Oslo"}\n```', 1, 1),
         ("extraction", (("city", "Oslo"),), '{"city": "Oslo", "more": 1}', 0, 0),
         ("extraction", (("city", "Oslo"),), '{"city": ["Oslo"]}', 0, 1),
-        ("extraction", (("city", "Oslo"),), '{"city": "Oslo"', 0, 0),
         ("extraction", (("city", "Oslo"),), "[" * 3000, 0, 0),
     ],
 )
@@ -122,23 +114,3 @@ def test_rewards_are_shares_or_minus_the_excess() -> None:
     fields = Problem("?", "", (("a", "1"), ("b", "2")))
     assert grade("extraction", '{"a": 1, "b": 3}', fields).reward == 3 / 4
     assert grade("extraction", "a: 1", fields).reward == 0
-
-
-@pytest.mark.slow
-def test_a_short_run_finds_its_numbers_and_measures_form_and_ability(tmp_path: Path) -> None:
-    tokenizer = build_tokenizer(ASCII)
-    build_model(tokenizer, 0, width=16, depth=1).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    options = (f"model_name={tmp_path / 'model'}", "dataset.task=extraction")
-    *_, last = short_run("chat", tmp_path / "run", *options)
-    assert {f"test/env/all/{name}" for name in ("correct", "well_formed", "fields")} <= last.keys()
-    header = read_header(tmp_path / "run/history.jsonl")
-    assert header is not None and header.found["sigma"] > 0
-
-
-def test_several_constraints_are_asked_at_once_and_all_kinds_come_up() -> None:
-    problems = list(islice(generate_problems("constraints", 0, "train", 0), 400))
-    counts = {len(problem.wanted) - 1 for problem in problems}
-    kinds = {name for problem in problems for name, _ in problem.wanted}
-    assert counts == {1, 2, 3} and len(kinds) == 9
-    assert all(re.match(r"(Write about|Describe) the \w+\. ", p.question) for p in problems)

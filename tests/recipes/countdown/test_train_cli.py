@@ -8,30 +8,16 @@ import sys
 import time
 from pathlib import Path
 
-import chz
 import pytest
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.recipes.countdown import train_cli
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
-from es_cookbook.runs.program import with_log_path
-from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.recipe_problems import parsed
 from tests.said import whole_lines
 
 ROOT = Path(__file__).parents[3]
-
-
-def test_the_same_options_find_the_same_run_directory() -> None:
-    config = CLIConfig()
-    resumed = chz.replace(
-        config, behavior_if_log_dir_exists="resume", trackers=JsonlTrackerBuilder()
-    )
-    path = with_log_path(config, "countdown").log_path
-    assert with_log_path(resumed, "countdown").log_path == path
-    other = chz.replace(config, num_generations=7)
-    assert with_log_path(other, "countdown").log_path != path
-    assert path.startswith("runs/countdown-seed0-")
 
 
 @pytest.mark.parametrize(
@@ -46,12 +32,9 @@ def test_the_same_options_find_the_same_run_directory() -> None:
             "genomes come in mirrored pairs; found 7\n",
         ),
         ("optimizer=cma", 1, "add search_space=singular_values search_space.start=... (the"),
-        ("optimizer=sep_cma", 1, ", search_space=adapter or search_space=full_rank\n"),
         ("optimizer=qes", 1, "add search_space=quant_codes, with a GPTQ or compressed-tensors"),
-        ("search_space=singular_values", 1, "needs search_space.start=..., the directory of a"),
         ("objective=pass_at_k", 1, "objective.k=4 needs attempts=4 or more at each problem"),
         ("targets=q_proj", 2, "unknown option 'targets'; --help all lists all\n"),
-        ("num_generations=0", 1, "num_generations must be at least 1, found 0"),
         ("dataset.num_train=x", 2, "dataset.num_train=x: it must be int"),
     ],
 )
@@ -76,23 +59,15 @@ TINY = (
 )
 
 
-@pytest.mark.parametrize("num_test", [0, 4])
 def test_a_prompt_that_does_not_fit_is_refused_before_the_first_generation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_test: int
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log_path = tmp_path / "run"
-    tiny = [option for option in TINY if "num_test" not in option]
-    options = (
-        *tiny,
-        f"dataset.num_test={num_test}",
-        f"log_path={log_path}",
-        "engine.max_model_len=5",
-    )
     with pytest.raises(SystemExit):
+        options = (*TINY, f"log_path={log_path}", "engine.max_model_len=5")
         run_cli(train_cli.main, CLIConfig, options)
     said = capsys.readouterr().err
-    assert "context of 5 tokens" in said.splitlines()[-1]
-    assert "Traceback" not in said
+    assert "context of 5 tokens" in said.splitlines()[-1] and "Traceback" not in said
     assert not log_path.exists()
 
 

@@ -10,8 +10,6 @@ from es_cookbook.recipes.crossword.reward import (
     Crossword,
     canonical,
     enumeration_of,
-    first_answer,
-    letters,
 )
 
 
@@ -22,31 +20,17 @@ def shaped(text: str, solution: str) -> float:
 @pytest.mark.parametrize(
     ("text", "form"),
     [
-        ("owl", "OWL"),
         ("Ice-cream", "ICECREAM"),
         ("Don’t", "DONT"),
         ("crème brûlée", "CREMEBRULEE"),
         ("Q & A", "QANDA"),
-        ("Ｒ＆Ｂ", "RANDB"),
         ("ﬁne", "FINE"),
         ("Straße", "STRASSE"),
         ("7 up!", "UP"),
-        ("", ""),
     ],
 )
 def test_canonical_form(text: str, form: str) -> None:
     assert canonical(text) == form
-
-
-@given(st.text())
-def test_canonical_form_is_letters_and_final(text: str) -> None:
-    form = canonical(text)
-    assert set(form) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
-    assert canonical(form) == form
-
-
-def test_enumerations() -> None:
-    assert [letters(text) for text in ("(5)", "3,4", "(2-3, 10)", "")] == [5, 7, 15, 0]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +42,6 @@ def test_enumerations() -> None:
         ("<answer>an ice cream</answer>", None, 0.0),
         ("<answer>owl</answer> or <answer>ice cream</answer>", None, 0.0),
         ("<answer>ice cream</answer> or <answer>owl</answer>", None, 1.0),
-        ("<answer>ice cream", None, 0.0),
         ("ice cream", None, 0.0),
         ("", None, 0.0),
     ],
@@ -66,11 +49,6 @@ def test_enumerations() -> None:
 def test_exact_is_the_first_answer_alone(text: str, enumeration: str | None, reward: float) -> None:
     row = {"answer": "ice cream", "enumeration": enumeration}
     assert Crossword(form="exact")(text, row)[0] == reward
-
-
-def test_first_answer() -> None:
-    assert first_answer("<answer> a </answer><answer>b</answer>") == " a "
-    assert first_answer("</answer><answer>a") is None
 
 
 THOUGHT = "<think>hm</think>"
@@ -83,7 +61,6 @@ THOUGHT = "<think>hm</think>"
         (f"{THOUGHT}<answer>some ice-cream</answer>", 0.27),
         (f"{THOUGHT}<answer>cream</answer>", 0.0),
         (f"{THOUGHT}<answer>slice creams</answer>", 0.0),
-        (f"{THOUGHT}<answer>nice cream</answer>", 0.0),
         ("it is ice cream", 0.25),
         ("<think>ice cream</think><answer>owl</answer>", 0.27),
         ("<think>ice cream</think>" + "so " * 78, 0.02 * 0.5),
@@ -121,14 +98,9 @@ def test_rewards_are_between_0_and_1_and_exact_earns_all(text: str, solution: st
     ("row", "enumeration"),
     [
         ({"clue": "Cold", "enumeration": "(3,5)"}, "(3,5)"),
-        ({"clue": "Cold (3,5)"}, "(3,5)"),
         ({"clue": "Cold (3-2,1'1) "}, "(3-2,1'1)"),
-        ({"clue": "Cold (8, two words)"}, "(8, two words)"),
         ({"clue": "Cold (4)", "enumeration": 8}, "8"),
-        ({"clue": "Cold (4)", "enumeration": ""}, "(4)"),
-        ({"clue": "Cold (or not)"}, None),
         ({"clue": "(3) men"}, None),
-        ({}, None),
     ],
 )
 def test_an_enumeration_is_the_rows_or_stands_at_the_clues_end(
@@ -137,21 +109,9 @@ def test_an_enumeration_is_the_rows_or_stands_at_the_clues_end(
     assert enumeration_of(row) == enumeration
 
 
-def test_the_reward_by_name_has_two_forms_and_metrics() -> None:
-    row = {"answer": "ice cream", "clue": "Cold (3,5)"}
-    right, near = f"{THOUGHT}<answer>Ice-cream</answer>", "<answer>some ice cream</answer>"
-    assert Crossword()(right, row) == (1, {"correct": 1, "fits": 1, "format": 1})
-    assert Crossword()(near, row)[0] == 0.25
-    assert Crossword(form="exact")(near, row) == (0, {"correct": 0, "fits": 0, "format": 0})
-    in_think = Crossword(prompt_ends_in_think=True)
-    assert in_think("hm</think><answer>owls</answer>", row)[1]["format"] == 1
-
-
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
-        ({"anser": "owl"}, "field 'answer' is missing; did you mean 'anser'?"),
-        ({"answer": ["owl"]}, r"field 'answer' must have letters, found \['owl'\]"),
         ({"answer": "123"}, "field 'answer' must have letters, found '123'"),
         ({"answer": "a", "enumeration": "(2)"}, "has 1 letter, its enumeration .2. asks for 2"),
         ({"answer": "owl", "enumeration": [3]}, r"must be such as '\(3,4\)', found \[3\]"),

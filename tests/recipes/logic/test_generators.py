@@ -2,7 +2,6 @@
 
 import functools
 import os
-import pickle
 import subprocess
 import sys
 from itertools import islice
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.logic import generators
 from es_cookbook.recipes.logic.dataset import LogicEnv
 from es_cookbook.recipes.logic.generators import (
@@ -27,6 +26,7 @@ from es_cookbook.recipes.logic.generators import (
     usable,
 )
 from es_cookbook.rl.types import Observation
+from tests.families import sampled
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 pytestmark = pytest.mark.anyio
@@ -62,7 +62,7 @@ def test_there_are_106_and_the_readme_says_of_each_that_is_refused_why() -> None
 EVALUATED = "[].__class__ if __import__('pathlib').Path({path!r}).touch() else []"
 
 
-@pytest.mark.parametrize("task", sorted(set(ALL) - set(REFUSED)))
+@pytest.mark.parametrize("task", sampled(sorted(set(ALL) - set(REFUSED)), 30))
 def test_own_answers_earn_everything_and_others_do_not_and_none_is_evaluated(
     task: str, tmp_path: Path
 ) -> None:
@@ -83,7 +83,7 @@ def test_own_answers_earn_everything_and_others_do_not_and_none_is_evaluated(
     assert not path.exists()
 
 
-@pytest.mark.parametrize("task", sorted(REFUSED))
+@pytest.mark.parametrize("task", sampled(sorted(REFUSED), 3))
 def test_the_others_are_refused_with_the_reason(task: str) -> None:
     with pytest.raises(ConfigError, match=f"task '{task}' cannot be used: ") as refused:
         check_source(Source(task))
@@ -133,13 +133,6 @@ async def test_an_answer_that_stands_for_gigabytes_or_for_ever_scores_nothing() 
     assert grade.reward == 0
 
 
-def test_scorers_and_problems_pickle() -> None:
-    problem = made("tower_of_hanoi", 5)[0]
-    own = pickle.loads(pickle.dumps(scorer(problem.source)))
-    again = pickle.loads(pickle.dumps(problem))
-    assert own(again.gold, again.entry) == 1
-
-
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
@@ -148,14 +141,9 @@ def test_scorers_and_problems_pickle() -> None:
             Source("chain_sum", (("max_term", 3),)),
             "task 'chain_sum' has no option 'max_term': did you mean 'max_terms'?",
         ),
-        (Source("chain_sum", (("size", 3),)), "task 'chain_sum' has no option 'size'"),
         (
             Source("chain_sum", (("min_terms", 5), ("max_terms", 4))),
             "chain_sum refuses the options min_terms=5, max_terms=4: max_terms must be >= min_term",
-        ),
-        (
-            Source("chain_sum", (("min_terms", "many"),)),
-            "chain_sum refuses the options min_terms=many: '>' not supported",
         ),
     ],
 )
@@ -163,12 +151,6 @@ def test_what_cannot_be_made_is_refused(source: Source, sentence: str) -> None:
     with pytest.raises(ConfigError) as refused:
         check_source(source)
     assert str(refused.value).startswith(sentence)
-
-
-def test_a_generator_that_fails_is_named() -> None:
-    source = Source("spell_backward", (("min_word_len", 90), ("max_word_len", 99)))
-    with pytest.raises(DataError, match="the generator spell_backward failed with these options"):
-        next(problems(source, 0))
 
 
 def test_options_are_read_as_json_or_text() -> None:
@@ -194,7 +176,7 @@ for task in sys.argv[1:]:
 
 @pytest.mark.slow  # two processes, because the hash seed of one cannot be changed
 def test_problems_do_not_depend_on_the_hash_seed() -> None:
-    tasks = sorted(set(usable()) - set(SMALL))
+    tasks = sampled(sorted(set(usable()) - set(SMALL)), 30)
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", _DIGESTS, *tasks],

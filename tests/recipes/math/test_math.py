@@ -2,7 +2,6 @@
 
 import itertools
 import pickle
-import random
 import re
 from pathlib import Path
 from typing import Any
@@ -10,19 +9,16 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.math.dataset import MathDatasetBuilder, MathEnv, PromptStyle, reward_of
 from es_cookbook.recipes.math.word_problems import (
-    STORIES,
     WordProblem,
     generate_problems,
-    vocabulary,
 )
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.rewards.answers import boxed
 from es_cookbook.rl.types import Action, Observation
 from tests.recipe_problems import Builders, build, check_second_row_is_named, write_rows
-from tools.bundled.math import BOX, CHARACTERS, demonstrate, demonstrate_carelessly
+from tools.bundled.math import CHARACTERS
 from tools.small_model import build_tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -97,8 +93,6 @@ async def test_numbers_need_no_math_verify(tmp_path: Path, monkeypatch: pytest.M
     train, test = await _build(source=source, fold=3)
     assert len(train.builders) + len(test) == len(GSM8K)
     with pytest.raises(ConfigError, match="math-verify, which is not installed"):
-        await _build(source=source, grading="math", num_test=0)
-    with pytest.raises(ConfigError, match="math-verify, which is not installed"):
         MathDatasetBuilder(grading="math").check()
 
 
@@ -106,16 +100,11 @@ async def test_numbers_need_no_math_verify(tmp_path: Path, monkeypatch: pytest.M
     ("row", "sentence"),
     [
         ({"prompt": "?", "target": 3}, "found: prompt, target"),
-        ({}, "found: nothing"),
         ({"question": "?", "answer": "42"}, "field 'answer' must end in '#### ' and the answer"),
         ({"question": "?", "answer": "so\n#### "}, "the answer is empty"),
-        ({"question": "", "answer": "#### 1"}, "field 'question' must be text, and some"),
         ({"question": "?", "answer": "#### many"}, "field 'answer' must be wholly a number"),
         ({"problem": "?", "solution": "It is 3."}, r"must have the answer in \boxed{}"),
-        ({"problem": "?", "solution": r"\boxed{3"}, r"must have the answer in \boxed{}"),
         ({"problem": "?", "answer": ["1", "2"]}, "field 'answer' must be one answer"),
-        ({"problem": "?", "answer": {"a": 1}}, "field 'answer' must be one answer"),
-        ({"problem": "?", "answer": " "}, "the answer is empty"),
     ],
 )
 async def test_a_row_that_cannot_be_used_is_named(
@@ -125,16 +114,6 @@ async def test_a_row_that_cannot_be_used_is_named(
     await check_second_row_is_named(*given, [GSM8K[0], row], sentence)
 
 
-async def test_an_answer_that_cannot_stand_in_a_box_is_refused_before_training(
-    tmp_path: Path,
-) -> None:
-    source = write_rows(tmp_path / "train.jsonl", [{"problem": "?", "answer": "}3{"}])
-    with pytest.raises(DataError, match=r"line 1: field 'answer' must be wholly a number"):
-        await _build(source=source, num_test=0, grading="number")
-    with pytest.raises(ConfigError, match=r"format_weight must be in \[0, 1\], found 2"):
-        MathDatasetBuilder(format_weight=2)
-
-
 @pytest.mark.parametrize(
     ("text", "style", "reward", "metrics"),
     [
@@ -142,7 +121,6 @@ async def test_an_answer_that_cannot_stand_in_a_box_is_refused_before_training(
         (r"\boxed{1} or \boxed{42}", "boxed", 0.9, (1, 0, 1)),
         (r"\boxed{41}", "plain", 0.1, (0, 1, 1)),
         (r"\boxed{}", "plain", 0.0, (0, 0, 0)),
-        (r"\boxed{42", "plain", 0.0, (0, 0, 0)),
         ("42", "boxed", 0.0, (0, 0, 0)),
         ("<think>7</think><answer>42</answer>", "tags", 1.0, (1, 1, 1)),
         ("<answer>42</answer>", "tags", 0.9, (1, 0, 1)),
@@ -159,23 +137,8 @@ async def test_correct_form_and_answered_are_told_apart(
     assert tuple(result.metrics[name] for name in ("correct", "format", "answered")) == metrics
 
 
-async def test_a_chat_that_opens_the_thought_changes_what_is_expected() -> None:
-    tokenizer = build_tokenizer(CHARACTERS)
-    tokenizer.chat_template = "{{ messages[0].content }}<think>"
-    builder = MathDatasetBuilder(prompt="tags", num_train=3, num_test=0, problems_per_generation=1)
-    train, _ = await build(builder, tokenizer)
-    assert str(train.get_batch(0)[0].gold).startswith("</think>")
-
-
 def problems(most: int = 400, seed: int = 0) -> list[WordProblem]:
     return list(itertools.islice(generate_problems(seed, range(10)), most))
-
-
-def test_every_kind_of_story_comes_and_every_question_once() -> None:
-    found = problems()
-    assert {problem.story.name for problem in found} == {story.name for story in STORIES}
-    assert len({problem.question for problem in found}) == len(found)
-    assert problems(20) == problems(20) != problems(20, seed=1)
 
 
 def test_a_row_is_worked_out_as_in_gsm8k() -> None:
@@ -204,25 +167,3 @@ def test_what_is_held_out_shares_no_numbers_with_the_rest() -> None:
 
     assert numbers(0, [0]).isdisjoint(numbers(1, [1, 2, 3]))
     assert numbers(0, [0]) & numbers(1, [0])
-
-
-def test_the_small_vocabulary_covers_questions_and_demonstrations() -> None:
-    tokenizer = build_tokenizer(CHARACTERS)
-    tokenizer.add_tokens([BOX, *vocabulary()])
-    for problem in problems(100):
-        tokens = tokenizer.encode(problem.question)
-        assert tokenizer.decode(tokens) == problem.question.replace(" ", "")
-        text = demonstrate(problem.steps)
-        assert tokenizer.decode(tokenizer.encode(text)) == text
-        assert len(tokenizer.encode(text)) < 32
-
-
-def test_faults_are_wrong_answers_in_perfect_form() -> None:
-    rng = random.Random(0)
-    faults = 0
-    for problem in problems():
-        assert boxed(demonstrate(problem.steps)) == str(problem.result)
-        text = demonstrate_carelessly(problem, rng)
-        assert re.fullmatch(r"(\d+[-+*]\d+=\d+\n){1,2}\\boxed\{\d+\}", text)
-        faults += boxed(text) != str(problem.result)
-    assert 100 < faults < 200

@@ -1,30 +1,20 @@
 """The recipe pairwise: its additions, its judge, its command line, and a run."""
 
 import json
-import random
 from itertools import islice
 from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM
 
-from es_cookbook.plugins.judges.judges import TEMPLATE, BaseJudge, ServerJudge
 from es_cookbook.recipes.arithmetic.dataset import Problem, generate_problems
 from es_cookbook.recipes.pairwise import additions
 from es_cookbook.recipes.pairwise.train_cli import ADDITIONS, CLIConfig
-from tests.recipe_problems import APART, parsed, short_run
+from tests.recipe_problems import APART, short_run
 from tools.bundled import pairwise as warm_start
-from tools.rows.additions import draw_pair
 from tools.small_model import build_tokenizer
 
 pytestmark = pytest.mark.anyio
-
-
-def test_the_base_judges_or_another_who_is_asked_in_words() -> None:
-    assert CLIConfig().dataset.judge == BaseJudge(template=additions.JUDGED)
-    assert parsed(CLIConfig, "dataset.judge=base").dataset.judge.template == TEMPLATE
-    server = parsed(CLIConfig, "dataset.judge=server", "dataset.judge.model=m").dataset.judge
-    assert server == ServerJudge(model="m")
 
 
 def test_no_bundled_addition_was_demonstrated() -> None:
@@ -37,9 +27,7 @@ def test_no_bundled_addition_was_demonstrated() -> None:
     ("text", "reward", "metrics"),
     [
         ("236", 1, (1, 1, 0)),
-        (" 236\n", 1, (1, 1, 0)),
         ("225", 0, (0, 1, 1)),
-        ("", 0, (0, 0, 0)),
         ("choose A", 0, (0, 0, 0)),
         ("236;347+285=225?A", 0, (0, 0, 0)),
         ("٢٣٦", 0, (0, 0, 0)),
@@ -53,28 +41,6 @@ def test_what_is_measured_beside_the_win_rate(
     assert earned == reward
     names = ("correct", "well_formed", "forgot_carry")
     assert tuple(found[name] for name in names) == metrics
-
-
-def test_rows_of_ones_own_are_measured_by_their_answer_if_they_have_one() -> None:
-    assert additions.measured("Paris", {"question": "?", "answer": "Paris"}) == (
-        1.0,
-        {"correct": 1.0},
-    )
-    assert additions.measured("Paris", {"question": "1+1="}) == (0.0, {})
-
-
-def test_judgements_are_demonstrated_of_different_answers_by_the_better_one_and_the_place() -> None:
-    rng = random.Random(0)
-    for problem in islice(generate_problems(0, "train"), 50):
-        first, second = draw_pair(problem, rng)
-        assert first != second
-        ahead = warm_start.leaning(problem, first, second)
-        behind = warm_start.leaning(problem, second, first)
-        assert ahead + behind == pytest.approx(2 * warm_start.BIAS)
-    problem = Problem((347, 285))
-    assert warm_start.leaning(problem, "236", "225") == 4.5
-    assert warm_start.leaning(problem, "225", "226") == -0.5
-    assert warm_start.leaning(problem, "246", "136") == 2
 
 
 def test_a_run_of_two_generations_pays_the_win_rate_alone(tmp_path: Path) -> None:

@@ -1,29 +1,22 @@
 """Rush Hour as a data set and as an Env: splits, rows, what answers earn, and demonstrations."""
 
-import itertools
 import pickle
-import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from es_cookbook.common.errors import ConfigError
-from es_cookbook.recipes.rush_hour.boards import canonical, format_moves, parse_board
+from es_cookbook.recipes.rush_hour.boards import canonical, parse_board
 from es_cookbook.recipes.rush_hour.dataset import (
     RushHourDatasetBuilder,
     RushHourEnv,
     RushHourReward,
     grade_rush_hour,
-    question,
 )
-from es_cookbook.recipes.rush_hour.generate import Problem, generate_problems
+from es_cookbook.recipes.rush_hour.generate import Problem
 from es_cookbook.rl.problem_env import Grade, ProblemGroupBuilder
-from es_cookbook.rl.types import Action, Metrics, Observation
+from es_cookbook.rl.types import Action, Observation
 from tests.recipe_problems import Builders, build, check_second_row_is_named, write_rows
-from tools.bundled import rush_hour as warm_start
 from tools.bundled.rush_hour import CHARACTERS
 from tools.small_model import build_tokenizer
 
@@ -87,7 +80,6 @@ async def test_rows_are_solved_where_they_bring_no_solution(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
-        ({}, "field 'board' is missing"),
         ({"board": "AAo"}, "field 'board': a board has 3 × 3 to 10 × 10 cells, found 3 cells"),
         ({"board": "oAA ooo ooo"}, "the target piece is in the last column already"),
         ({"board": "ooB AAB ooo"}, "no moves solve the board ooBAABooo"),
@@ -100,31 +92,6 @@ async def test_a_bad_row_is_named_with_file_and_line(
 ) -> None:
     given = RushHourDatasetBuilder, build_tokenizer(CHARACTERS), tmp_path / "train.jsonl"
     await check_second_row_is_named(*given, [ROWS[0], row], sentence)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "range_"),
-    [("size", 3, "[4, 7]"), ("max_walls", 6, "[0, 5]"), ("max_moves", 4, "at least 5")],
-)
-def test_boards_that_cannot_be_generated_are_refused(field: str, value: int, range_: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        RushHourDatasetBuilder(**{field: value})  # pyright: ignore[reportArgumentType]
-    assert field in str(caught.value) and range_ in str(caught.value)
-
-
-def test_prompts() -> None:
-    assert question(BOARD, "compact") == "ooBoAABooooooooo\n"
-    assert "\n\nooBo\nAABo\noooo\noooo\n\n" in question(BOARD, "words")
-
-
-async def test_a_prompt_that_ends_in_think_changes_what_is_expected() -> None:
-    tokenizer = build_tokenizer(CHARACTERS)
-    tokenizer.chat_template = "{{ messages[0].content }}<think>"
-    train, _ = await built(tokenizer, prompt="words", num_train=3, num_test=0)
-    env, gold = train[0].make_env(), train[0].gold
-    assert isinstance(env, RushHourEnv) and isinstance(gold, str)
-    assert not gold.startswith("<think>")
-    assert env.grade(gold).reward == pytest.approx(1.0)
 
 
 # --- rewards -------------------------------------------------------------------------------------
@@ -146,12 +113,9 @@ def graded(answer: str, **reward: object) -> Grade:
         ("Bv2,A>1,B^1", 0, 0, 0, 2 / 3, 0.1 * 2 / 3 + 0.05 * 2 / 3),
         ("Bv2,A>1", 0, 0, 1, 1.0, 0.1 + 0.05 * 2 / 3),
         ("Bv2", 0, 0, 1, 1.0, 0.1 + 0.05 / 3),
-        ("Bv1", 0, 0, 1, 1.0, 0.1),
         ("Bv2,A>2,A>1", 0, 0, 0, 0.5, 0.05 + 0.05 / 3),  # one slide of three cells
         ("A>2", 0, 0, 0, 0.0, 0.0),
-        ("Bv2,A>2,A<2", 0, 0, 1, 1.0, 0.1 + 0.05 / 3),
         ("Bv2,A>2,B>1", 0, 0, 0, 2 / 3, 0.1 * 2 / 3 + 0.05),  # solved, and then an illegal move
-        ("no idea", 0, 0, 0, 0.0, 0.0),
         ("", 0, 0, 0, 0.0, 0.0),
     ],
 )
@@ -165,12 +129,6 @@ def test_parts_of_the_shaped_reward(
     assert grade.metrics["well_formed"] == (">" in answer or "v" in answer)
 
 
-def test_moves_that_lead_away_are_not_fined() -> None:
-    text, board = "<think></think><answer>A<1</answer>", parse_board("oooo oAAo oooo oooo")
-    reward = RushHourReward(format_weight=0, answer_weight=1)
-    assert grade_rush_hour(text, board, 1, reward).reward == pytest.approx(0.1)
-
-
 RIGHT = "<think>2</think><answer>Bv2,A>2</answer>"
 LONG = "<think>3</think><answer>Bv1,B^1,Bv2,A>2</answer>"
 
@@ -179,8 +137,6 @@ LONG = "<think>3</think><answer>Bv1,B^1,Bv2,A>2</answer>"
     ("text", "moves", "reward", "form"),
     [
         (RIGHT, "shaped", 1.0, 1.0),
-        (RIGHT, "solved", 1.0, 1.0),
-        (RIGHT, "optimal", 1.0, 1.0),
         (LONG, "solved", 1.0, 1.0),
         (LONG, "optimal", 0.1, 1.0),
         ("<answer>A>2</answer> no: <answer>Bv2,A>2</answer>", "solved", 0.9, 0.0),
@@ -197,59 +153,3 @@ async def test_reward_by_choice_and_format_apart(
     assert result.reward == pytest.approx(reward)
     assert result.metrics["format"] == form == result.metrics["well_formed"]
     assert result.metrics["correct_well_formed"] == (result.metrics["correct"] and form)
-
-
-def test_weights_are_the_users_and_not_negative() -> None:
-    reward = RushHourReward(answer_weight=2.0, format_weight=0.0)
-    assert grade_rush_hour(RIGHT, BOARD, 2, reward).reward == reward.full == 2.0
-    with pytest.raises(ConfigError, match="answer_weight must be 0 or more, found -1"):
-        RushHourReward(answer_weight=-1)
-
-
-@given(st.text(alphabet="AB><^v123,", max_size=40) | st.text())
-def test_whatever_is_answered_earns_between_nothing_and_all(answer: str) -> None:
-    grade = graded(answer)
-    assert 0 <= grade.reward <= 1
-    assert grade.metrics["correct"] == (grade.reward > 0.2)
-    assert grade.metrics["optimal"] == (grade.reward > 0.99)
-
-
-# --- demonstrations ------------------------------------------------------------------------------
-
-
-def problems(count: int, **fields: int) -> list[Problem]:
-    return list(itertools.islice(generate_problems(0, range(10), size=5, **fields), count))
-
-
-def metrics_of(problem: Problem, text: str) -> Metrics:
-    moves = len(problem.solution or ())
-    return grade_rush_hour(text, problem.board, moves, RushHourReward()).metrics
-
-
-def test_demonstrations_earn_everything_within_the_token_budget() -> None:
-    tokenizer = build_tokenizer(CHARACTERS)
-    for problem in problems(60, max_walls=1):
-        text = warm_start.demonstrate(problem)
-        assert format_moves(problem.solution or ()) in text
-        metrics = metrics_of(problem, text)
-        assert metrics["optimal"] == metrics["well_formed"] == 1
-    for problem in problems(30, max_moves=8):
-        text = warm_start.demonstrate(problem)
-        assert tokenizer.decode(tokenizer.encode(text)) == text
-        assert len(tokenizer.encode(text)) < 48
-
-
-def test_careless_demonstrations_stop_early_the_more_often_the_lower_the_target() -> None:
-    rng = random.Random(0)
-    shares: dict[int, list[bool]] = {}
-    for problem in problems(150, max_moves=8):
-        leaves_out = [warm_start.leaves_out_the_last(problem, rng) for _ in range(40)]
-        if len(problem.solution or ()) == 1:
-            assert not any(leaves_out)
-            continue
-        shares.setdefault(problem.board.target.start // 5, []).extend(leaves_out)
-        metrics = metrics_of(problem, warm_start.demonstrate(problem, without_last=True))
-        assert metrics["stops_early"] == metrics["well_formed"] == 1
-    by_row = [sum(shares[row]) / len(shares[row]) for row in range(5)]
-    assert by_row == sorted(by_row)
-    assert 0.4 < by_row[0] < 0.55 < by_row[2] < 0.7 < by_row[4] < 0.8

@@ -17,7 +17,6 @@ from es_cookbook.recipes.rush_hour.generate import (
 )
 from es_cookbook.recipes.rush_hour.solver import TooManyPositionsError, solve
 
-PINNED = ["oAAooBBCoDEECFDGHHFIGoJJI", "ooAABCCDEBFFDEGHoIIGHoJJo", "AABCDEEBCDFoGGHFoIIHJJooo"]
 HARDEST = "GBBoLo GHIoLM GHIAAM CCCKoM ooJKDD EEJFFo"
 
 
@@ -82,10 +81,6 @@ def make(
     seed: int, folds: Collection[int] = range(10), count: int = 30, **fields: int
 ) -> list[Problem]:
     return list(islice(generate_problems(seed, folds, **fields), count))
-
-
-def test_boards_are_those_that_recorded_runs_have() -> None:
-    assert [str(problem.board) for problem in make(0, count=3, size=5)] == PINNED
 
 
 @pytest.mark.parametrize(("size", "max_walls"), [(4, 1), (6, 1)])

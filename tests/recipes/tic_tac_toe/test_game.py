@@ -26,24 +26,6 @@ from es_cookbook.recipes.tic_tac_toe.game import (
 from tools.bundled.tic_tac_toe import careful_move, careless_move
 
 
-def test_a_game_ends_with_three_in_a_line_or_a_full_board() -> None:
-    assert winner("X..X..XOO") == "X"
-    assert legal_moves("X..X..XOO") == ()
-    assert legal_moves("XOXXOOOXX") == ()
-    assert winner("XOXXOOOXX") is None
-    assert (mover(EMPTY), legal_moves(EMPTY)) == ("X", tuple(CELLS))
-
-
-def test_there_are_as_many_positions_as_is_known() -> None:
-    reached = {EMPTY}
-    for position in (todo := [EMPTY]):
-        for cell in legal_moves(position):
-            if (after := played(position, cell)) not in reached:
-                reached.add(after)
-                todo.append(after)
-    assert len(reached) == 5478
-
-
 @pytest.mark.parametrize("mark", ["X", "O"])
 def test_the_perfect_player_never_loses(mark: str) -> None:
     """Whatever it chooses among its best moves, and whatever the other side does."""
@@ -57,13 +39,6 @@ def test_the_perfect_player_never_loses(mark: str) -> None:
             explore(played(position, cell))
 
     explore(EMPTY)
-
-
-def test_the_careful_player_wins_then_blocks_and_the_careless_one_does_neither() -> None:
-    assert (careful_move("XX.OO...."), careless_move("XX.OO....")) == (3, 7)
-    assert (careful_move("OO.X....X"), careless_move("OO.X....X")) == (3, 5)
-    assert (careful_move("X........"), careless_move("X........")) == (2, 2)
-    assert careless_move("XOXXOOO.X") == 8, "the only free cell"
 
 
 def test_openings_are_drawn_and_no_class_is_in_two_splits() -> None:

@@ -2,7 +2,6 @@
 
 import functools
 import pickle
-import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,8 @@ from es_cookbook.recipes.tic_tac_toe.dataset import (
 )
 from es_cookbook.recipes.tic_tac_toe.game import (
     best_moves,
-    fold,
     legal_moves,
-    openings,
     question,
-    read_move,
 )
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.rollouts import run_rollout
@@ -37,7 +33,7 @@ from es_cookbook.rl.types import (
 from tests.fakes import FakePolicy
 from tests.recipe_problems import short_run
 from tools.bundled import tic_tac_toe as warm_start
-from tools.bundled.tic_tac_toe import careful_move, careless_move, urgent_moves
+from tools.bundled.tic_tac_toe import careful_move, careless_move
 from tools.small_model import build_tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -66,8 +62,8 @@ class Player(FakePolicy):
         move = {
             "careful": careful_move,
             "careless": careless_move,
-            "perfect": lambda p: best_moves(p)[0],
-            "taken": lambda p: next(cell for cell in range(1, 10) if cell not in legal_moves(p)),
+            "perfect": lambda position: best_moves(position)[0],
+            "taken": lambda position: ({*range(1, 10)} - {*legal_moves(position)}).pop(),
         }[self.way](position)
         return Action((move,), str(move), "stop")
 
@@ -145,20 +141,6 @@ async def test_games_against_fixed_opponents(way: str, earned: set[float], oppon
         assert metrics[f"loses_to_{opponent}"] == (rollouts[0].reward == 0)
         assert metrics[f"draws_with_{opponent}"] == (rollouts[0].reward == 0.5)
         assert metrics[f"wins_against_{opponent}"] == (rollouts[0].reward == 1)
-
-
-def test_demonstrations_mix_both_players_and_no_held_out_opening_is_shown() -> None:
-    rng = random.Random(0)
-    positions = [warm_start.draw_position(rng) for _ in range(2000)]
-    urgent = [position for position in positions if urgent_moves(position)]
-    shown = [warm_start.demonstrate(position, rng) for position in urgent]
-    assert all(read_move(text) in legal_moves(p) for p, text in zip(urgent, shown, strict=True))
-    careful = [(p, text) for p, text in zip(urgent, shown, strict=True) if text[0] == "!"]
-    assert 0.25 < len(careful) / len(urgent) < 0.6
-    assert all(read_move(text) in urgent_moves(p) for p, text in careful)
-    held_out = {p for p in positions if warm_start.is_held_out(p)}
-    assert held_out and held_out < set(openings())
-    assert "train" not in {fold(position) for position in held_out}
 
 
 FEW_GAMES = "dataset.random_games=1", "dataset.perfect_games=1"
