@@ -13,7 +13,6 @@ traceback: that is a bug.
 """
 
 import contextlib
-import itertools
 import re
 import shutil
 import signal
@@ -162,30 +161,10 @@ def arguments(argv: Sequence[str] | None = None) -> list[str]:
     words = sys.argv[1:] if argv is None else list(argv)
     if odd := [word for word in words if not is_utf8(word)]:
         raise OptionError(f"an option must be text in UTF-8, found {odd[0]!r}")
-    words = joined(words)
     files = [word for word in words if word.lstrip("-").startswith("config=")]
     of_files = [options_in(Path(word.partition("=")[2])) for word in files]
     typed = [word for word in words if word not in files]
     return [f"{path}={text}" for each in of_files for path, text in each.items()] + typed
-
-
-def joined(words: Sequence[str]) -> list[str]:
-    """`--name value`, which other programs read, as `name=value`.
-
-    >>> joined(["--seed", "1", "--sampling.max-tokens", "8", "runs/mine", "--help", "all"])
-    ['seed=1', 'sampling.max_tokens=8', 'runs/mine', '--help', 'all']
-    >>> joined(["--seed=1", "--prompt", "Q: {question} =", "--profile", "data=rows.jsonl"])
-    ['--seed=1', 'prompt=Q: {question} =', '--profile', 'data=rows.jsonl']
-    """
-    found: list[str] = []
-    left = list(reversed(words))
-    while left:
-        word = left.pop()
-        is_value = bool(left) and not re.match(r"--[A-Za-z]|[A-Za-z_][\w.]*=", left[-1])
-        if re.fullmatch(r"--[A-Za-z][\w.-]*", word) and word not in _HELP and is_value:
-            word = f"{word.removeprefix('--').replace('-', '_')}={left.pop()}"
-        found.append(word)
-    return found
 
 
 def typed_options(words: Sequence[str], config: object) -> dict[str, str]:
@@ -213,12 +192,10 @@ def typed_options(words: Sequence[str], config: object) -> dict[str, str]:
         else:
             given[name.lstrip("-")] = value
     if unnamed and paths:
-        holds_several = _holds_several(unnamed)
-        if num_bare > 1 and not holds_several:
-            raise OptionError(
-                f"{unnamed.logical_name} is one path here, found {' and '.join(paths)}"
-            )
-        given[unnamed.logical_name] = ",".join(paths) if holds_several else paths[-1]
+        name = unnamed.logical_name
+        if num_bare > 1 and not _holds_several(unnamed):
+            raise OptionError(f"{name} is one path here, found {' and '.join(paths)}")
+        given[name] = ",".join(paths) if _holds_several(unnamed) else paths[-1]
     return given
 
 
@@ -399,7 +376,7 @@ def help_page(config: object, given: Mapping[str, str], everything: bool = True)
         or path.rpartition(".")[0] in typed
         or option.value is None
     ]
-    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
+    width = max(min(shutil.get_terminal_size((100, 24)).columns, 120), _DOC_COLUMN + 30)
     summary = (config_class.__doc__ or "").strip().partition("\n\n")[0]
     lines = [
         f"usage: {program()} {_unnamed_usage(config)}[name=value ...]",
@@ -421,14 +398,15 @@ def _row(option: Option, width: int) -> list[str]:
     left = f"  {option.path}={value}"
     right = textwrap.wrap(
         f"{option.doc} [{option.accepts}]".strip(),
-        width=max(width - _DOC_COLUMN, 30),
+        width,
+        initial_indent=" " * _DOC_COLUMN,
+        subsequent_indent=" " * _DOC_COLUMN,
         break_long_words=False,
         break_on_hyphens=False,
     )
     if len(left) > _DOC_COLUMN - 2:
-        right.insert(0, "")
-    pairs = itertools.zip_longest([left], right, fillvalue="")
-    return [f"{start:<{_DOC_COLUMN}}{end}".rstrip() for start, end in pairs]
+        return [left, *right]
+    return [left + right[0][len(left) :], *right[1:]]
 
 
 def _unnamed_field(config: object) -> Field | None:

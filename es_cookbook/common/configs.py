@@ -11,7 +11,6 @@ field's type asks for them; nothing is ever pickled or evaluated.
 import contextlib
 import dataclasses
 import functools
-import inspect
 import json
 import math
 from collections.abc import Callable, Collection, Generator, Mapping
@@ -149,7 +148,13 @@ def modules_named(text: str) -> list[str]:
     Raises:
         ConfigError: Not JSON.
     """
-    return sorted(_modules_in(_parsed(text)))
+    return sorted({name.partition(":")[0] for name in references_in(_parsed(text))})
+
+
+def _trust_of(plain: object) -> set[str]:
+    names = references_in(plain)
+    modules = {name.partition(":")[0] for name in names}
+    return {ANYTHING_REACHED, *filter(is_own, names), *modules}
 
 
 def _read(text: str, declared: type, trust: Collection[str], typed: Collection[str] = ()) -> object:
@@ -185,15 +190,6 @@ def _parsed(text: str) -> object:
         if version != FORMAT_VERSION:
             raise ConfigError(other_format(version, FORMAT_VERSION))
     return plain
-
-
-def _trust_of(plain: object) -> set[str]:
-    return {ANYTHING_REACHED, *filter(is_own, references_in(plain)), *_modules_in(plain)}
-
-
-def _modules_in(plain: object) -> set[str]:
-    names = {text.partition(":")[0] for text in references_in(plain)}
-    return {name for name in names if not name.endswith("__main__")}  # which needs no trust
 
 
 def _to_plain(value: object, where: str) -> object:
@@ -258,10 +254,10 @@ class _Reader:
         except RecursionError as error:
             raise ConfigError("a config must be JSON that is not nested so deeply") from error
         if not fits(value, declared):
-            found = (
+            shown = (
                 f"an object of {type(value).__name__}" if chz.is_chz(value) else f"{value!r:.60}"
             )
-            raise ConfigError(f"{where} must be {type_name(declared)}, found {found}")
+            raise ConfigError(f"{where} must be {type_name(declared)}, found {shown}")
         return value
 
     def _value(self, plain: object, where: str, declared: object) -> object:
@@ -273,19 +269,17 @@ class _Reader:
             case {"$class": str(text), **fields}:
                 return self._object(text, cast("dict[str, object]", fields), where, declared)
             case {"$partial": str(text), "args": list(args), "keywords": dict(keywords)}:
-                function = self._callable(text, where, declared)
-                values = self._value(args, where, object), self._value(keywords, where, object)
-                with _at(where):
-                    return _partial(
-                        function, *cast("tuple[list[object], dict[str, object]]", values)
-                    )
+                bound = cast("list[object]", self._value(args, where, object))
+                named = cast("dict[str, object]", self._value(keywords, where, object))
+                return functools.partial(self._callable(text, where, declared), *bound, **named)
             case {"$import": str(text)}:
                 return self._callable(text, where, declared)
             case {"$tuple": list(items)}:
                 return tuple(cast("list[object]", self._value(items, where, declared)))
             case {"$dict": list(pairs)}:
+                found = cast("list[tuple[object, object]]", self._value(pairs, where, declared))
                 with _at(where):
-                    return _dict(self._value(pairs, where, declared))
+                    return dict(found)
             case {"$path": str(text)}:
                 return Path(text)
             case {"$float": "inf" | "-inf" | "nan" as text}:
@@ -320,11 +314,8 @@ class _Reader:
                     f"{nearest(name[:60], known)}"
                 )
             values[name] = self.read(plain, f"{where}.{name}", known[name].x_type)
-        try:
+        with _at(where):
             return config_class(**values)
-        except (TypeError, ValueError, ArithmeticError) as error:
-            said = printable(" ".join(str(error).split()))[:_LONGEST_LINE]
-            raise ConfigError(f"{where}: {said}") from error
 
     def _callable(self, text: str, where: str, declared: object) -> Callable[..., object]:
         if not may_be_called(declared):
@@ -365,27 +356,11 @@ class _Reader:
             )
 
 
-def _partial(
-    function: Callable[..., object], args: list[object], keywords: dict[str, object]
-) -> "functools.partial[object]":
-    try:
-        inspect.signature(function).bind_partial(*args, **keywords)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{function.__name__}: {error}") from error
-    return functools.partial(function, *args, **keywords)
-
-
-def _dict(pairs: object) -> dict[object, object]:
-    try:
-        return dict(cast("list[tuple[object, object]]", pairs))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"a $dict must be pairs of a key and a value: {error}") from error
-
-
 @contextlib.contextmanager
 def _at(where: object) -> Generator[None]:
-    """Inside, a `ConfigError` says where it is."""
+    """Inside, what is wrong with a value is a `ConfigError` that says where it is."""
     try:
         yield
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+    except (TypeError, ValueError, ArithmeticError) as error:
+        said = printable(" ".join(str(error).split()))[:_LONGEST_LINE]
+        raise ConfigError(f"{where}: {said}") from error

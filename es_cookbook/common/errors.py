@@ -104,7 +104,7 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-_FRAMES = 6
+_MOST_FRAMES = 6
 """Shown of each end of a long traceback."""
 
 
@@ -112,13 +112,13 @@ def own_frames(trace: str) -> str:
     """The part of a traceback that is of the user's own files, as far as the first exception goes.
 
     Neither this package's frames nor those of libraries, which say nothing of what is wrong; empty
-    where there are no others. Of an endless recursion there are the first frames and the last.
+    if there are no others. Of an endless recursion, the first frames and the last.
     """
     first = re.split(r"\n\n(?:The above exception|During handling) ", trace, maxsplit=1)[0]
     frames = re.finditer(r'^ +File "(.+)", line .*\n(?:    .*\n)*', first + "\n", re.MULTILINE)
     own = [each[0] for each in frames if not each[1].startswith(_NOT_OWN)]
-    if (left_out := len(own) - 2 * _FRAMES) > 0:
-        own[_FRAMES:-_FRAMES] = [f"  ... {left_out} more ...\n"]
+    if len(own) > 2 * _MOST_FRAMES:
+        own[_MOST_FRAMES:-_MOST_FRAMES] = ["  ...\n"]
     return "".join(own).rstrip()
 
 

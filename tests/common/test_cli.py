@@ -66,9 +66,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[object, str
 
 
 def test_options_reach_the_parts_of_the_config() -> None:
-    config = run(
-        "optimizer.learning_rate=5e-3", "fitness=raw", "--num-generations", "3", "tags=x,y,z"
-    )
+    config = run("optimizer.learning_rate=5e-3", "fitness=raw", "--num_generations=3", "tags=x,y,z")
     assert config.optimizer == ES(sigma=0.005, learning_rate=5e-3)
     assert config.fitness == Raw()
     assert (config.num_generations, config.tags) == (3, ("x", "y", "z"))
@@ -144,25 +142,19 @@ def test_wildcards_of_chz_still_work() -> None:
     ("argument", "said"),
     [
         ("optimiser=es", "unknown option 'optimiser'; did you mean 'optimizer'?"),
-        ("sigma=1", "unknown option 'sigma'; did you mean 'optimizer.sigma'?"),
         ("optimizer.learning_rat=1", "did you mean 'optimizer.learning_rate'?"),
-        ("num_generation=5", "did you mean 'num_generations'?"),
         ("optimizer=ess", "optimizer=ess: unknown name 'ess': did you mean 'es'? Accepted: "),
         ("fitness=zcore", "did you mean 'zscore'? Accepted: centred_rank, per_problem_baseline"),
-        ("optimizer.sigma_schedule=cosin", "did you mean 'cosine'?"),
         (
             "optimizer.sigme=3",
             "'optimizer.sigme', which optimizer=es does not have; did you mean 'optimizer.sigma'?",
         ),
-        ("sigma_schedule.final=.1", "unknown option 'sigma_schedule.final'; did you mean"),
         ("weight=1", "unknown option 'weight'; did you mean 'kl.weight'?"),
         ("nothing_like_it=1", "unknown option 'nothing_like_it'; --help all lists all"),
         ("fitness=remote", "fitness=remote: no_such_package:Fitness cannot be imported"),
         ("num_generations=many", "num_generations=many: it must be int"),
-        ("num_generations=3.5", "num_generations=3.5: it must be int"),
         ("if_exists=resme", "if_exists=resme: did you mean 'resume'? Accepted: ask, resume"),
         ("...sigmma=1", "...sigma"),
-        ("resume", "an option is written name=value, found 'resume'"),
         ("--seed", "an option is written name=value, found '--seed'"),
         ("pool=yes", "pool=yes: it must be RayPoolBuilder | None"),
         ("log_path=\udcff", r"an option must be text in UTF-8, found 'log_path=\udcff'"),

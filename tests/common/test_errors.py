@@ -17,8 +17,7 @@ def test_endless_recursion_shows_its_beginning_and_its_end() -> None:
     trace = trace_of("def f(n): g(n)\ndef g(n): f(n)\nf(1)")
     assert trace.count("File") > 900
     lines = own_frames(trace).splitlines()
-    (middle,) = (n for n, line in enumerate(lines) if "more ..." in line)
-    assert lines[middle].strip() == f"... {trace.count('/home/me/reward.py') - 12} more ..."
+    (middle,) = (n for n, line in enumerate(lines) if line.strip() == "...")
     ends = "\n".join(lines[:middle]), "\n".join(lines[middle + 1 :])
     assert [end.count("/home/me/reward.py") for end in ends] == [6, 6]
     assert "in <module>" in ends[0] and "in <module>" not in ends[1]
@@ -26,4 +25,4 @@ def test_endless_recursion_shows_its_beginning_and_its_end() -> None:
 
 def test_a_short_traceback_is_shown_whole() -> None:
     shown = own_frames(trace_of("def f(n): int('x') if n == 0 else f(n - 1)\nf(0)"))
-    assert shown.count('File "/home/me/reward.py"') == 2 and "more" not in shown
+    assert shown.count('File "/home/me/reward.py"') == 2 and "..." not in shown

@@ -113,7 +113,7 @@ async def stdio(
     async def read() -> None:
         async with heard:
             async for line in lines:
-                if not allowance.covers_values(num_values(line, MOST_VALUES)):
+                if not allowance.covers_values(num_values(line)):
                     process.kill()
                     return
                 try:
@@ -204,10 +204,10 @@ class _Counted(httpx2.AsyncByteStream):
             if end := max(begun.rfind(b"\n"), begun.rfind(b"\r")) + 1:
                 lines = bytes(begun[:end])
                 del begun[:end]
-                values += num_values(lines, MOST_VALUES)
+                values += num_values(lines)
                 _check(self._allowance.covers_values(values))
                 yield lines
-        values += num_values(bytes(begun), MOST_VALUES)
+        values += num_values(bytes(begun))
         _check(self._allowance.covers_values(values))
         yield bytes(begun)
 
