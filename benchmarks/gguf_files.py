@@ -25,7 +25,7 @@ from typing import NamedTuple
 from gguf import GGUFReader, ReaderField
 
 from benchmarks.harness import report, row
-from es_cookbook.checkpoints.model_cache import CACHE
+from es_cookbook.checkpoints.model_files import CACHE
 from es_cookbook.common.errors import ModelError
 from es_cookbook.plugins.gguf.conversion import converted
 from es_cookbook.plugins.gguf.export import write_gguf

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.harness import CHAT_MODEL, report, row
-from es_cookbook.checkpoints.model_cache import CACHE
+from es_cookbook.checkpoints.model_files import CACHE
 from es_cookbook.runs.history.store import read_history
 
 ENDS_WITHIN = 10.0

@@ -1,22 +1,43 @@
-"""Where the files of a model are.
+"""The files of a model: where they are, what else a name may stand for, and which base they are.
 
 All code that loads models gets a model directory, so transformers and vLLM never ask a server.
-Other names (a name on the Hub, a run, a file of another program) belong to a registered format,
-which returns a directory for them (`es_cookbook.checkpoints.formats`).
+Other names (a name on the Hub, a run, a file of another program, `bundled:countdown`) belong to a
+format that is registered in the group `formats` and returns a directory for them. Directories that
+formats make of something else are kept in a cache, under a digest of what they were made of; they
+are complete or absent, and two processes that need one at the same time make it once.
 """
 
 import contextlib
+import hashlib
+import json
 import os
 import shlex
-from collections.abc import Collection
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import ClassVar, Literal, TypeAlias, cast
 
-from es_cookbook.checkpoints.formats import Part, formats
-from es_cookbook.common.errors import ModelError
-from es_cookbook.common.files import ANY_SIZE, LARGEST_TEXT, check_file, parsed, read_file
-from es_cookbook.common.terminal import one_line
+from typing_extensions import override
 
+from es_cookbook.common.errors import ConfigError, ModelError, nearest
+from es_cookbook.common.files import (
+    ANY_SIZE,
+    LARGEST_TEXT,
+    check_file,
+    parsed,
+    read_file,
+    whole_directory,
+)
+from es_cookbook.common.registry import Registered
+from es_cookbook.common.terminal import one_line, say_once
+from es_cookbook.common.trust import load, source_of
+
+Part: TypeAlias = Literal["config", "tokenizer", "weights"]
+"""Which files of a model are needed; "weights" includes the others."""
+FORMATS = Registered("formats")
+"""Name -> a subclass of `Format`, which is made without arguments."""
 CONFIG = "config.json"
 VOCABULARY = "tokenizer.json"
 """The whole vocabulary; where it is, the older files beside it are not read."""
@@ -42,6 +63,73 @@ _FILES = {
 }
 """Ending of a file that somebody may take for a model -> what it is."""
 _Index: TypeAlias = dict[str, dict[str, str]]
+TOKENIZER_SETTINGS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+_HASHING_THREADS = 16
+"""More than cores: reading from a disk or over a network gains from it."""
+CACHE = "ES_COOKBOOK_CACHE"
+"""Environment variable: the cache's directory; by default in that of the Hub."""
+CACHE_SIZE = 64 * 2**30
+"""Bytes of models that are kept; the least recently used model goes first."""
+_BUNDLED = "bundled:"
+_RECIPES = Registered("recipes")
+
+
+class Format(ABC):
+    """One format, which is asked for every name that is no model directory itself.
+
+    Attributes:
+        accepted: what it accepts, as errors list it: "a GGUF file".
+    """
+
+    accepted: ClassVar[str]
+
+    @abstractmethod
+    def directory(self, model_name: str, part: Part = "weights") -> Path | None:
+        """The model directory that a name stands for; None if the name is not of this format.
+
+        A format that fetches files may fetch only this part of them.
+
+        Raises:
+            ModelError: It is of this format, and there is no such model or it cannot be read.
+        """
+
+
+def formats() -> Iterator[Format]:
+    """All registered formats, in the order of their names, but for those that cannot be used."""
+    for name in FORMATS:
+        try:
+            yield cast("type[Format]", load(FORMATS[name]))()
+        except ConfigError as error:
+            say_once(f"the format {name} is not used: {error}")
+
+
+class Bundled(Format):
+    """A small model that a recipe brings along, in the folder `model` beside its module."""
+
+    accepted = f"the model of a recipe ({_BUNDLED}countdown)"
+
+    @override
+    def directory(self, model_name: str, part: Part = "weights") -> Path | None:
+        if not model_name.startswith(_BUNDLED):
+            return None
+        name = model_name.removeprefix(_BUNDLED)
+        if name in _RECIPES and (found := _folder(name)) is not None:
+            return found
+        have = [each for each in _RECIPES if _folder(each) is not None]
+        raise ModelError(
+            f"model_name: no recipe {name!r:.100} brings a model: {nearest(name, have)}"
+        )
+
+
+def _folder(name: str) -> Path | None:
+    file = source_of(_RECIPES[name])
+    folder = None if file is None else file.parent / "model"
+    return folder if folder is not None and folder.is_dir() else None
 
 
 def model_directory(model_name: str, part: Part = "weights") -> Path:
@@ -197,3 +285,123 @@ def no_weights(model_name: str) -> ModelError:
         f"{', '.join(_WEIGHT_FILES)} in its directory or "
         "on the Hub"
     )
+
+
+def base_identity(model_name: str) -> tuple[str, str]:
+    """Hexadecimal digests of the weights and the tokenizer of a directory or Hub name.
+
+    Two checkpoints are the same if their tensors are, by name, dtype, shape and every bit, wherever
+    they lie and however their files are split.
+
+    Raises:
+        ModelError: Weights or tokenizer are missing or cannot be read; says where.
+    """
+    import torch
+
+    from es_cookbook.checkpoints.tensors import weight_files
+
+    files = weight_files(weight_paths(model_name))
+
+    def digest_of_tensor(name: str) -> str:
+        tensor = files[name]
+        digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    names = sorted(files)
+    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
+        weights = _digest(zip(names, pool.map(digest_of_tensor, names), strict=True))
+    return weights, _tokenizer_digest(model_name)
+
+
+def tokenizer_files(model_name: str) -> list[Path]:
+    """The files of a directory's or Hub name's tokenizer, all that there are."""
+    directory = model_directory(model_name, "tokenizer")
+    names = (*TOKENIZER_FILES, *TOKENIZER_SETTINGS)
+    return [path for name in names if (path := directory / name).is_file()]
+
+
+def no_tokenizer(model_name: str) -> ModelError:
+    """The error of a model that has none."""
+    return ModelError(
+        f"model_name: {model_name!r} has no tokenizer (one of {', '.join(TOKENIZER_FILES)})"
+    )
+
+
+def _tokenizer_digest(model_name: str) -> str:
+    there = {path.name: path for path in tokenizer_files(model_name)}
+    vocabulary = [VOCABULARY] if VOCABULARY in there else [*OLDER_VOCABULARY]
+    if not there.keys() & vocabulary:
+        raise no_tokenizer(model_name)
+    names = [name for name in (*vocabulary, *TOKENIZER_SETTINGS) if name in there]
+    return _digest((n, hashlib.sha256(there[n].read_bytes()).hexdigest()) for n in names)
+
+
+def _digest(named: Iterable[tuple[str, str]]) -> str:
+    parts = [part for pair in named for part in pair]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def cached_model(what: str, digest: str, make: Callable[[Path], None]) -> Path:
+    """The model directory of this digest, from the cache or made now.
+
+    Args:
+        what: what it is made of, in words.
+        digest: of all that it follows from.
+        make: fills an empty directory with it.
+
+    Raises:
+        ModelError: The cache cannot be written; or as `make`.
+    """
+    directory = cache_directory() / "models" / digest
+    if not directory.is_dir():
+        from filelock import FileLock
+
+        try:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(directory.with_suffix(".lock")):
+                if not directory.is_dir():
+                    with whole_directory(directory) as beside:
+                        make(beside)
+                    _evict(keep=directory)
+        except OSError as error:
+            raise ModelError(
+                f"model_name: {what} cannot be converted into {directory.parent}: "
+                f"{error.strerror or error}; {CACHE} may name another directory"
+            ) from error
+    with contextlib.suppress(OSError):  # Another user's cache may be read-only.
+        os.utime(directory)
+    return directory
+
+
+def cache_directory() -> Path:
+    """Where converted models and measurements of this machine are kept."""
+    from huggingface_hub import constants
+
+    return Path(os.environ.get(CACHE) or Path(constants.HF_HOME) / "es_cookbook")
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a small file of the cache, of which another process reads all or the old content."""
+    beside = path.with_suffix(f".{os.getpid()}")
+    try:
+        beside.write_text(text)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _evict(keep: Path) -> None:
+    """Delete the least recently used models until the others fit."""
+    models = [path for path in keep.parent.iterdir() if path.is_dir() and path != keep]
+    left = CACHE_SIZE
+    for model in (keep, *sorted(models, key=lambda path: path.stat().st_mtime, reverse=True)):
+        left -= sum(file.stat().st_size for file in model.iterdir())
+        if left < 0 and model != keep:
+            shutil.rmtree(model, ignore_errors=True)

@@ -22,7 +22,6 @@ from transformers.utils.logging import (
     is_progress_bar_enabled,
 )
 
-from es_cookbook.checkpoints.identity import no_tokenizer
 from es_cookbook.checkpoints.linear_weights import (
     linear_weights,
     named_weights,
@@ -32,6 +31,7 @@ from es_cookbook.checkpoints.model_files import (
     CONFIG,
     TOKENIZER_FILES,
     model_directory,
+    no_tokenizer,
     weight_paths,
 )
 from es_cookbook.checkpoints.quantised import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from es_cookbook.checkpoints.model_cache import CACHE
+from es_cookbook.checkpoints.model_files import CACHE
 from es_cookbook.checkpoints.models import end_of_sequence_ids, load_causal_lm, load_tokenizer
 
 ROOT = Path(__file__).parents[2]

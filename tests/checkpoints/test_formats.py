@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from es_cookbook.checkpoints.identity import base_identity
-from es_cookbook.checkpoints.model_files import hub_repository, model_directory
+from es_cookbook.checkpoints.model_files import base_identity, hub_repository, model_directory
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.checkpoints.quantised import quantised_layers
 from es_cookbook.cli.export import ExportConfig, main
@@ -24,7 +23,7 @@ from tests.runs.recorded_run import record_run
 CPU = torch.device("cpu")
 SHELF = """
 from pathlib import Path
-from es_cookbook.checkpoints.formats import Format
+from es_cookbook.checkpoints.model_files import Format
 
 class Shelf(Format):
     accepted = "a model on the shelf (shelf:NAME)"

@@ -10,8 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from es_cookbook.checkpoints.identity import base_identity
-from es_cookbook.checkpoints.model_files import find_file, model_directory, weight_paths
+from es_cookbook.checkpoints.model_files import (
+    base_identity,
+    find_file,
+    model_directory,
+    weight_paths,
+)
 from es_cookbook.checkpoints.models import (
     load_architecture,
     load_causal_lm,

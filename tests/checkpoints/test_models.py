@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM
 
-from es_cookbook.checkpoints.identity import base_identity
 from es_cookbook.checkpoints.linear_weights import named_weights
+from es_cookbook.checkpoints.model_files import base_identity
 from es_cookbook.checkpoints.models import (
     base_parameters,
     end_of_sequence_ids,

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.export import vllm_answers
-from es_cookbook.checkpoints.model_cache import CACHE
+from es_cookbook.checkpoints.model_files import CACHE
 from es_cookbook.cli.export import ExportConfig, export
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.adapter import Adapter

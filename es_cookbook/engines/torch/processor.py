@@ -4,7 +4,7 @@ Processors with instructions for bfloat16 (AVX512_BF16, AMX, some of ARM's) mult
 rate of float32 or more. Most others take several times as long as for float32, on AVX2 ten times,
 whatever they are called. So it is measured, once for a machine: products of weights in bfloat16,
 by oneDNN and in float32 (`kernels.products`). What came out is kept in a file beside the models
-that were made of others (`checkpoints.model_cache`), under all that it depends on: the processor's
+that were made of others (`checkpoints.model_files`), under all that it depends on: the processor's
 features, limits that the environment sets to the instructions in use, versions. Nobody asks for
 float16 products: no CPU that is known of multiplies it faster than float32 without rounding sums.
 
@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from llvmlite import binding
 
-from es_cookbook.checkpoints.model_cache import cache_directory, write_whole
+from es_cookbook.checkpoints.model_files import cache_directory, write_whole
 from es_cookbook.common.files import parsed
 from es_cookbook.common.machine.compiled import features
 from es_cookbook.common.terminal import say

@@ -24,7 +24,7 @@ from es_cookbook.checkpoints.quantised import (
     quantised_checkpoint,
     quantised_layers,
 )
-from es_cookbook.checkpoints.snapshots import restore_centre
+from es_cookbook.checkpoints.tensors import restore_centre
 from es_cookbook.common.errors import EngineError, RequestError
 from es_cookbook.engines.base import Target
 from es_cookbook.engines.torch.forward.low_rank_tables import GenomeTables

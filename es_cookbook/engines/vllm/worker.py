@@ -24,7 +24,7 @@ from vllm.model_executor.models.gpt2 import GPT2LMHeadModel
 from vllm.platforms import current_platform
 
 from es_cookbook.checkpoints.models import AsStored, load_architecture, stored_form
-from es_cookbook.checkpoints.snapshots import restore_centre
+from es_cookbook.checkpoints.tensors import restore_centre
 from es_cookbook.common.errors import EngineError, ESCookbookError, ModelError
 from es_cookbook.common.terminal import plural
 from es_cookbook.engines.genome_terms import GenomeFactors, Slots

@@ -18,7 +18,7 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from es_cookbook.checkpoints.model_cache import cached_model, digest_of
+from es_cookbook.checkpoints.model_files import cached_model, digest_of
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.files import ANY_SIZE, opened
 from es_cookbook.common.terminal import one_line, say, stderr_into

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from es_cookbook.checkpoints.formats import Format, Part
-from es_cookbook.checkpoints.model_files import CONFIG
+from es_cookbook.checkpoints.model_files import CONFIG, Format, Part
 from es_cookbook.common.errors import HubError, ModelError
 from es_cookbook.common.terminal import say
 from es_cookbook.plugins.gguf.conversion import SUFFIX, converted

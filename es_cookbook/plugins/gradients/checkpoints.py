@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from typing_extensions import override
 
-from es_cookbook.checkpoints.formats import Format, Part
+from es_cookbook.checkpoints.model_files import Format, Part
 from es_cookbook.common.errors import ModelError, RunDirectoryError
 from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file, whole_directory
 from es_cookbook.rl.types import ProblemResult

@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.checkpoints.models import load_causal_lm, no_progress_bar
-from es_cookbook.checkpoints.snapshots import metadata
+from es_cookbook.checkpoints.tensors import metadata
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, EngineError, RunDirectoryError
 from es_cookbook.common.machine.cores import num_cores

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from es_cookbook.checkpoints.formats import Format, Part
 from es_cookbook.checkpoints.model_files import (
     CONFIG,
     SMALL,
     TOKENIZER_FILES,
+    Format,
+    Part,
     no_weights,
     weight_names,
 )

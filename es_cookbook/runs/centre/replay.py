@@ -19,14 +19,14 @@ from typing import cast
 
 import torch
 
-from es_cookbook.checkpoints.identity import base_identity
+from es_cookbook.checkpoints.model_files import base_identity
 from es_cookbook.checkpoints.models import (
     architecture_for,
     base_parameters,
     parameter_infos,
 )
 from es_cookbook.checkpoints.peft import read_adapter
-from es_cookbook.checkpoints.snapshots import Snapshot, read_snapshot
+from es_cookbook.checkpoints.tensors import Snapshot, read_snapshot
 from es_cookbook.common.configs import load_fields
 from es_cookbook.common.errors import HistoryError
 from es_cookbook.common.machine.cores import num_cores

@@ -122,8 +122,7 @@ def write_snapshot(
     """
     import torch
 
-    from es_cookbook.checkpoints.snapshots import metadata
-    from es_cookbook.checkpoints.tensors import TensorFile, TensorKind
+    from es_cookbook.checkpoints.tensors import TensorFile, TensorKind, metadata
 
     path = log_path / SNAPSHOTS / f"{generation:06d}{SNAPSHOT_SUFFIX}"
     beside = path.with_name(path.name + PARTIAL_SUFFIX)

@@ -15,8 +15,7 @@ from typing import cast
 
 import torch
 
-from es_cookbook.checkpoints.identity import tokenizer_files
-from es_cookbook.checkpoints.model_files import copy_file, find_file, weight_paths
+from es_cookbook.checkpoints.model_files import copy_file, find_file, tokenizer_files, weight_paths
 from es_cookbook.checkpoints.models import first_names, load_architecture
 from es_cookbook.checkpoints.quantised import QUANTISATION_FIELDS, quantised_checkpoint
 from es_cookbook.checkpoints.tensors import (

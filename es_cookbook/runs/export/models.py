@@ -12,8 +12,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from es_cookbook.checkpoints.formats import Format, Part
-from es_cookbook.checkpoints.model_cache import cached_model
+from es_cookbook.checkpoints.model_files import Format, Part, cached_model
 from es_cookbook.common.errors import ConfigError, ESCookbookError, ModelError, RunDirectoryError
 from es_cookbook.common.files import ANY_SIZE, opened
 from es_cookbook.common.terminal import plural, say

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from es_cookbook.checkpoints.snapshots import metadata, read_snapshot
+from es_cookbook.checkpoints.tensors import metadata, read_snapshot
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.base import LogprobsRequest, Target
 from es_cookbook.engines.torch.host import TorchEngine

@@ -7,7 +7,7 @@ import gguf
 import pytest
 import torch
 
-from es_cookbook.checkpoints.model_cache import CACHE
+from es_cookbook.checkpoints.model_files import CACHE
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.cli.export import ExportConfig, export
 from es_cookbook.common.errors import ConfigError

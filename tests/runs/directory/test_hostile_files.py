@@ -157,9 +157,7 @@ OWN = {
     "plugins/gguf/conversion.py": "what was checked when it was mapped",
     "plugins/gguf/export.py": "what an export has just written",
     "checkpoints/peft.py": "writes an export",
-    "checkpoints/model_cache.py": "reads and writes what this package has made in a cache",
-    "checkpoints/model_files.py": "writes an export",
-    "checkpoints/identity.py": "maps weights that were checked",
+    "checkpoints/model_files.py": "writes an export, and what this package has made in a cache",
     "checkpoints/tensors.py": "writes a new file",
 }
 _OPENING = {"open", "read_text", "read_bytes", "copyfile", "copytree", "copy", "copy2"}

@@ -11,9 +11,7 @@ import chz
 import pytest
 import torch
 
-from es_cookbook.checkpoints.identity import base_identity
-from es_cookbook.checkpoints.model_cache import CACHE
-from es_cookbook.checkpoints.model_files import model_directory
+from es_cookbook.checkpoints.model_files import CACHE, base_identity, model_directory
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.common.errors import HistoryError, ModelError
 from es_cookbook.common.terminal import as_program

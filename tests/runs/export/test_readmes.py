@@ -21,7 +21,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from es_cookbook.checkpoints.model_cache import CACHE
+from es_cookbook.checkpoints.model_files import CACHE
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.cli.export import ExportConfig, export
 from es_cookbook.evolution.spaces.adapter import Adapter

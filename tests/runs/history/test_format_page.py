@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from es_cookbook.checkpoints.identity import base_identity
+from es_cookbook.checkpoints.model_files import base_identity
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution import noise as philox
 from es_cookbook.evolution.centre import Centre
