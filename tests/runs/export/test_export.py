@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 import weakref
@@ -31,11 +30,9 @@ from es_cookbook.plugins.quantised.qes import QES
 from es_cookbook.plugins.quantised.spaces import QuantCodes, QuantScales
 from es_cookbook.runs.export.model_directory import BaseFiles
 from es_cookbook.runs.history import store
-from tests.gguf_models import make_gguf_model
 from tests.limits import largest_file
 from tests.quantised_models import How, quantise
 from tests.runs.export_runs import check_same_answers, engine_at, greedy, make_base, make_run
-from tests.runs.recorded_run import record_run
 
 pytestmark = pytest.mark.anyio
 
@@ -58,12 +55,6 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
 
 
-def error_written(card: str, what: str) -> float:
-    found = re.search(rf"\| `{re.escape(what)}` \| (\S+) \|", card)
-    assert found is not None
-    return float(found[1])
-
-
 @dataclasses.dataclass
 class Case:
     """A base, a run on it, and the dtype that sampled."""
@@ -79,7 +70,6 @@ CASES = {
     "low rank, three files": Case(LowRank(rank=2), shards=3),
     "dense, tied, bfloat16": Case(FullRank(), "qwen2", "bfloat16"),
     "adapter, merged": Case(Adapter(rank=3, alpha=12.0, exclude=("*up_proj*",)), shards=3),
-    "adapter, merged, bfloat16": Case(Adapter(rank=2), "qwen2", "bfloat16"),
     "stored narrower than it sampled": Case(LowRank(), "qwen2", "bfloat16", "float32"),
     "stored wider than it sampled": Case(LowRank(), "qwen2", "float32", "bfloat16"),
 }
@@ -87,7 +77,6 @@ CASES = {
 
 QUANTISED_CASES = {
     "scales": (QuantScales(), ES(population_size=4, sigma=0.1, learning_rate=0.3)),
-    "zero points": (QuantScales(which="zeros"), ES(population_size=4, sigma=0.1)),
     "codes": (QuantCodes(), QES(population_size=4, sigma=0.1, learning_rate=0.5)),
 }
 
@@ -113,40 +102,6 @@ async def test_a_quantised_run_is_exported_in_its_own_format(tmp_path: Path, whi
     check_same_answers(load_causal_lm(str(tmp_path / "out"), "auto", torch.device("cpu")), actions)
     with pytest.raises(ConfigError, match="an adapter holds changes of linear weights only"):
         write(run, tmp_path / "adapter", rank=2)
-
-
-async def test_an_adapter_merged_into_a_quantised_base_is_a_plain_model(tmp_path: Path) -> None:
-    space, model = Adapter(rank=2), tmp_path / "model"
-    how = How(dtype=torch.float32)
-    quantise(make_base(tmp_path / "plain"), model, tmp_path / "numbers", how)
-    run = await make_run(tmp_path / "run", model, space)
-    write(run, tmp_path / "out", merge=True)
-    async with engine_at(run, model, space) as engine:
-        await engine.save(tmp_path / "saved")
-        actions = await greedy(engine)
-    assert same(loaded(tmp_path / "out"), loaded(tmp_path / "saved"))
-    assert not same(loaded(tmp_path / "out"), loaded(tmp_path / "numbers"))
-    check_same_answers(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), actions)
-
-
-def test_what_is_not_quantised_moves_in_a_plain_model_with_tied_embeddings(tmp_path: Path) -> None:
-    model, moved = tmp_path / "model", tmp_path / "moved"
-    how = How("fp8", bits=8, group=0, dtype=torch.float32)
-    quantise(make_gguf_model("llama", tmp_path / "plain"), model, tmp_path / "numbers", how)
-    run = record_run(tmp_path / "run", model, FullRank(exclude=("*_proj.weight",)))
-    model.rename(moved)
-    with pytest.raises(ModelError, match="if the base has moved, give model_name=its new place"):
-        write(run.path, tmp_path / "out")
-    write(run.path, tmp_path / "out", model_name=str(moved))
-    found = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "out").named_parameters())
-    expected = loaded(tmp_path / "numbers") | run.weights[-1]
-    assert found["model.embed_tokens.weight"].dtype == torch.float32
-    assert all(torch.equal(found[name], expected[name]) for name in found)
-    tensors = load_file(moved / "model.safetensors")
-    scale = "model.layers.0.mlp.up_proj.weight_scale"
-    save_file(tensors | {scale: tensors[scale] * 2}, moved / "model.safetensors", {"format": "pt"})
-    with pytest.raises(HistoryError, match="cannot go on with model_name="):
-        write(run.path, tmp_path / "again", model_name=str(moved))
 
 
 @pytest.mark.parametrize("which", CASES)
@@ -232,13 +187,12 @@ async def test_a_model_that_is_stored_otherwise_than_it_is_held_is_stored_so_aga
     check_same_answers(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), actions)
 
 
-@pytest.mark.parametrize("rslora", [False, True])
 async def test_an_adapter_answers_in_peft_and_transformers_as_in_the_engine(
-    tmp_path: Path, rslora: bool
+    tmp_path: Path,
 ) -> None:
     model = make_base(tmp_path / "model")
     # Not all of a kind, so that modules have to be named in full.
-    space = Adapter(rank=3, alpha=10.0, rslora=rslora, exclude=("*1.mlp.up_proj*",))
+    space = Adapter(rank=3, alpha=10.0, rslora=True, exclude=("*1.mlp.up_proj*",))
     run = await make_run(tmp_path / "run", model, space)
     assert "as a PEFT adapter of rank 3" in write(run, tmp_path / "out")
     names = {file.name for file in (tmp_path / "out").iterdir()}
@@ -273,7 +227,7 @@ async def test_an_exported_adapter_is_where_another_run_can_start(tmp_path: Path
     assert first.keys() == moved.keys() and not same(first, moved)
 
 
-async def test_a_low_rank_run_as_an_adapter_says_how_near_it_is(tmp_path: Path) -> None:
+async def test_a_low_rank_run_as_an_adapter_tells_its_error(tmp_path: Path) -> None:
     model = make_base(tmp_path / "model")
     run = await make_run(tmp_path / "run", model, LowRank())
     async with engine_at(run, model, LowRank()) as engine:
@@ -281,42 +235,22 @@ async def test_a_low_rank_run_as_an_adapter_says_how_near_it_is(tmp_path: Path) 
         await engine.save(tmp_path / "saved")
     seeds = {t.seed for r in store.read_history(run / "history.jsonl") for t in r.step.terms}
     base, centre = weights(model), weights(tmp_path / "saved")
-    found: dict[int, float] = {}
-    told: dict[int, list[str]] = {}
-    given: dict[int, Any] = {1: 1, len(seeds): "exact"}
-    for rank, option in given.items():
-        said = write(run, tmp_path / f"rank{rank}", rank=option)
-        adapter = weights(tmp_path / f"rank{rank}")
-        card = (tmp_path / f"rank{rank}" / "README.md").read_text()
-        squares = torch.zeros(2)
-        names = [name for name in base if f"base_model.model.{_factor(name, 'A')}" in adapter]
-        assert len(names) == 15, "lm_head among them"
-        for name in names:
-            a, b = (adapter[f"base_model.model.{_factor(name, side)}"] for side in "AB")
-            change = centre[name] - base[name]
-            left = (change - b @ a).norm()
-            error = error_written(card, name)
-            assert error == pytest.approx(float(left / change.norm()), rel=1e-3, abs=1e-6)
-            squares += torch.stack([left, change.norm()]) ** 2
-        found[rank] = error_written(card, "over all")
-        assert found[rank] == pytest.approx(float((squares[0] / squares[1]) ** 0.5), rel=1e-3)
-        told[rank] = said.splitlines()
-    assert told[1][0] == (
-        f"an approximation: {found[1]:.0%} of what the run changed is left out (relative error "
-        f"{found[1]:.4g}); an adapter of rank {len(seeds)} would hold all of it: rank=exact"
+    said = write(run, tmp_path / "rank1", rank=1)
+    adapter, squares = weights(tmp_path / "rank1"), torch.zeros(2)
+    for name in (name for name in base if not torch.equal(base[name], centre[name])):
+        prefix = f"base_model.model.{name.removesuffix('.weight')}.lora_"
+        a, b = (adapter[f"{prefix}{side}.weight"] for side in "AB")
+        change = centre[name] - base[name]
+        squares += torch.stack([(change - b @ a).norm(), change.norm()]) ** 2
+    error = float((squares[0] / squares[1]) ** 0.5)
+    assert error > 0.1 and said.startswith(
+        f"an approximation: {error:.0%} of what the run changed is left out (relative error "
+        f"{error:.4g}); an adapter of rank {len(seeds)} would hold all of it: rank=exact\n"
     )
-    assert len(told[1]) == 3 and "; those of all weights are in its README.md" in told[1][1]
-    assert told[len(seeds)][0].startswith(
-        f"this adapter holds all of what the run changed ({len(seeds)} seeds changed a weight by "
-        f"at most rank {len(seeds)}), and only rounding is left out: relative error "
-    )
-    assert found[1] > 0.1 and found[len(seeds)] < 1e-4
-    directory = tmp_path / f"rank{len(seeds)}"
-    check_same_answers(AutoPeftModelForCausalLM.from_pretrained(directory).eval(), actions)
-
-
-def _factor(weight: str, side: str) -> str:
-    return f"{weight.removesuffix('.weight')}.lora_{side}.weight"
+    said = write(run, tmp_path / "exact", rank="exact")
+    assert said.startswith(f"this adapter holds all of what the run changed ({len(seeds)} seeds ")
+    exact = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "exact").eval()
+    check_same_answers(exact, actions)
 
 
 async def test_what_an_adapter_cannot_hold_is_named(tmp_path: Path) -> None:
@@ -347,9 +281,7 @@ async def test_the_card_says_where_the_weights_come_from(tmp_path: Path) -> None
     for fact in (f"{record.fingerprint:016x}", str(model), "LowRank", "float32"):
         assert f"| `{fact}` |" in card
     assert json.loads(card.split("```json\n")[1].split("```")[0])["seed"] == 0
-    rows = [line for line in card.splitlines() if re.match(r"\| \d", line)]
-    assert [row.split(" | ")[0] for row in rows] == ["| 0", "| 1", "| 2"]
-    assert "test/env/all/correct" in card
+    assert re.search(r"\nFrom the base to this centre: test/env/all/correct \d.* -> \d", card)
 
 
 @pytest.fixture
@@ -388,21 +320,6 @@ async def test_a_base_that_moved_is_found_by_its_new_place_and_no_other_is_taken
     with pytest.raises((HistoryError, ModelError), match="moved"):
         write(run, tmp_path / "again", model_name=str(moved))
     assert not (tmp_path / "again").exists()
-
-
-@pytest.mark.parametrize("fields", [{"generation": 0}, {"merge": True}, {}], ids=str)
-async def test_another_base_under_the_same_adapter_is_refused_by_name(
-    tmp_path: Path, base: Path, fields: dict[str, Any]
-) -> None:
-    run = await make_run(tmp_path / "run", base, Adapter(rank=2))
-    write(run, tmp_path / "fine", **fields)
-    other = tmp_path / "other"
-    shutil.copytree(base, other)
-    tensors = {name: tensor + 1e-3 for name, tensor in weights(other).items()}
-    save_file(tensors, other / "model.safetensors", {"format": "pt"})
-    with pytest.raises(HistoryError, match=r"began with model_name=.*other: its weights was"):
-        write(run, tmp_path / "out", model_name=str(other), **fields)
-    assert not (tmp_path / "out").exists()
 
 
 async def test_mistakes_are_one_sentence(tmp_path: Path, base: Path) -> None:
@@ -464,17 +381,6 @@ def test_no_more_than_a_changed_tensor_is_kept_at_a_time(tmp_path: Path, base: P
     files.write_changed(tmp_path / "out", set(names), changed())
     after = weights(tmp_path / "out")
     assert all(torch.equal(after[name], stored[name] + (name in names)) for name in stored)
-
-
-def test_quantised_weights_are_not_replaced(tmp_path: Path, base: Path) -> None:
-    tensors = weights(base)
-    name = "model.layers.0.self_attn.q_proj.weight"
-    tensors[name] = tensors[name].to(torch.int8)
-    save_file(tensors, base / "model.safetensors", {"format": "pt"})
-    (tmp_path / "out").mkdir()
-    changed = iter([(name, torch.zeros(tensors[name].shape))])
-    with pytest.raises(ModelError, match=r"stores weights that change as torch\.int8, and only"):
-        BaseFiles(str(base), torch.float32).write_changed(tmp_path / "out", {name}, changed)
 
 
 async def test_sigterm_leaves_no_output(

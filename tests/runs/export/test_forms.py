@@ -10,7 +10,6 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from es_cookbook.checkpoints.linear_weights import linear_weights, named_weights
-from es_cookbook.common.errors import ModelError
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
@@ -130,25 +129,6 @@ def test_singular_values_answer_in_peft_as_they_do_merged(tmp_path: Path, family
     assert (logits(PeftModel.from_pretrained(load(model), start)) - expected).abs().max() > 0.01
 
 
-def test_an_expert_that_is_left_out_has_no_adapter(tmp_path: Path) -> None:
-    model = make_linear_model("qwen3_moe", tmp_path / "model")
-    left_out = "model.layers.1.mlp.experts.down_proj[1]"
-    space = Adapter(rank=2, init="orthogonal", targets=("down_proj",), exclude=(left_out,))
-    run = record_run(tmp_path / "run", model, space, STEPS)
-    whole = load(export(run.path, tmp_path / "whole", merge=True))
-    base = dict(named_weights(load(model)))
-    same = {n for n, weight in named_weights(whole) if torch.equal(weight, base[n])}
-    assert left_out in same and left_out.replace("[1]", "[2]") not in same
-    found = logits(PeftModel.from_pretrained(load(model), export(run.path, tmp_path / "adapter")))
-    torch.testing.assert_close(found, logits(whole), rtol=0, atol=1e-4)
-    # All experts of a parameter have a place in the file, so that one cannot be left out of it.
-    with pytest.raises(ModelError, match="does not fit the model's linear weights, or what"):
-        record_run(
-            *(tmp_path / "no", model),
-            Adapter(start=str(tmp_path / "adapter"), exclude=(left_out,)),
-        )
-
-
 def noise_sum(rows: int, columns: int, terms: int) -> torch.Tensor:
     """What steps add to a weight: a sum of rank-1 noise."""
     generator = torch.Generator().manual_seed(1)
@@ -166,15 +146,8 @@ def left(matrix: torch.Tensor, rank: int) -> float:
 @pytest.mark.parametrize(
     ("rows", "columns", "terms", "rank"),
     [
-        *(
-            (40, 70, 30, 1),
-            (40, 70, 30, 12),
-            (70, 40, 30, 5),
-            (600, 900, 30, 1),
-            (600, 900, 30, 12),
-        ),
-        # Singular values that fall slowly.
-        *((1100, 800, 1500, 4), (1100, 800, 1500, 64)),
+        *((40, 70, 30, 12), (70, 40, 30, 5), (600, 900, 30, 12)),
+        (1100, 800, 1500, 64),  # Singular values that decay slowly.
     ],
 )
 def test_a_fit_is_as_near_as_can_be(rows: int, columns: int, terms: int, rank: int) -> None:
@@ -191,12 +164,8 @@ def test_a_fit_of_the_matrix_s_own_rank_leaves_nothing_but_rounding(size: int) -
     assert left(matrix, 6) < 1e-5
     a, b = fit(torch.zeros(size, size), 4)
     assert not (b @ a).any()
-
-
-def test_a_rank_above_the_sides_is_filled_with_zeros() -> None:
-    matrix = noise_sum(3, 20, 9)
-    assert left(matrix, 8) < 1e-5
-    assert not fit(matrix, 8)[0][3:].any()
+    few = noise_sum(3, 20, 9)
+    assert left(few, 8) < 1e-5 and not fit(few, 8)[0][3:].any(), "filled with zeros"
 
 
 def test_the_same_matrix_gives_the_same_factors() -> None:
