@@ -1,21 +1,13 @@
 """What is asked of a chat server, and how often."""
 
 import re
-from functools import partial
 from typing import Literal, TypeAlias
 
 import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, ServerError
-from es_cookbook.plugins.judges.chat import (
-    AskAgainError,
-    Completion,
-    RefusedError,
-    asked,
-    completion,
-)
-from es_cookbook.plugins.judges.http import key_in
+from es_cookbook.plugins.judges.chat import AskAgainError, ChatServer, Completion, RefusedError
 from es_cookbook.rl.data.rows import check_template
 from es_cookbook.rl.types import SOURCE_DOC
 
@@ -113,9 +105,9 @@ async def answer_to(config: GenerateConfig, prompt: str, seed: int | None) -> Ou
     question = {"messages": messages, **{name: getattr(config, name) for name in sent}}
     if seed is not None:
         question["seed"] = seed
-    ask = partial(completion, config.base_url, key_in(KEY), question, config.timeout)
+    server = ChatServer(config.base_url, KEY, config.timeout, config.attempts, config.backoff)
     try:
-        return await asked(ask, config.attempts, config.backoff)
+        return await server.ask(question, lambda completion: completion)
     except AskAgainError as error:
         return str(error)
     except RefusedError as error:

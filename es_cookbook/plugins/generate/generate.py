@@ -5,14 +5,13 @@
         model=Qwen/Qwen2.5-7B-Instruct replicas=4
 
 Every line of the output has the fields of a row, the `prompt`, the `completion`, and under
-`generated` the model and its sampling options, so `train` and `sft` can read
-it as it is. Equal prompts are asked once, and each of their rows gets the answers; of equal answers
-a row keeps one.
+`generated` the model and its sampling options, so `train` and `sft` can read it as it is. Equal
+prompts are asked once, and each of their rows gets the answers; of equal answers a row keeps one.
 
 Answers are appended to a file beside the output (`answers.jsonl.parts`) as they arrive; the output
 is written from it at the end, in the order of the rows. After an interruption, the same command
-asks only for what is missing. Seeds are derived from prompt and replica, so a server that honours
-them gives the same answers whatever was asked before.
+asks only for what is missing; with other sampling options it asks for all. Seeds are derived from
+prompt and replica, so a server that honours them gives the same answers in any order.
 
 With `via=distilabel` a distilabel pipeline asks; the rows are the same.
 """
@@ -25,7 +24,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import cast
 
 import anyio
 
@@ -52,38 +50,28 @@ HOPELESS = 16
 
 
 class _Answers:
-    """Answers by key, in a file that survives a crash.
-
-    The first line has the settings that shape an answer, each further line an answer. A torn last
-    line is dropped. The file is continued with the same settings only.
+    """Answers by key, in a file that survives a crash. A torn last line is dropped.
 
     Raises:
-        ConfigError: The file was begun with other settings; says which.
         DataError: A line is damaged.
         RunDirectoryError: The file cannot be written.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, object]) -> None:
+    def __init__(self, path: Path) -> None:
         self.by_key: dict[str, Completion] = {}
+        content = path.read_bytes() if path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        for number, line in enumerate(whole.split(b"\n")[:-1], 1):
+            try:
+                found = json.loads(line)
+                self.by_key[found["key"]] = Completion(found["text"], found["finish_reason"])
+            except (ValueError, LookupError, TypeError, RecursionError):
+                raise DataError(
+                    f"{path}, line {number}: no line of `generate`; give another output, or delete "
+                    "this file to begin again"
+                ) from None
         self._file = LineFile(path)
-        try:
-            content = path.read_bytes()
-            whole = content[: content.rfind(b"\n") + 1]
-            self._file.truncate(len(whole))
-            found = [_parsed(path, *each) for each in enumerate(whole.split(b"\n")[:-1], 1)]
-            if len(found) > 1:
-                _check_settings(path, found[0], settings)
-            else:  # Nothing was answered yet.
-                self._file.truncate(0)
-                self._file.append(_line({"settings": settings}))
-            for answer in found[1:]:
-                reason = answer.get("finish_reason")
-                self.by_key[str(answer["key"])] = Completion(
-                    str(answer["text"]), None if reason is None else str(reason)
-                )
-        except BaseException:
-            self.close()
-            raise
+        self._file.truncate(len(whole))
 
     def add(self, key: str, answer: Completion) -> None:
         """Record an answer; it is on the disk afterwards.
@@ -98,39 +86,6 @@ class _Answers:
         self._file.close()
 
 
-def _parsed(path: Path, number: int, line: bytes) -> dict[str, object]:
-    """A line of an answers' file: the settings, or an answer."""
-    try:
-        found = cast("dict[str, object]", json.loads(line))
-        is_whole = (
-            isinstance(found["settings"], dict) if number == 1 else {"key", "text"} <= {*found}
-        )
-        if is_whole:
-            return found
-    except (ValueError, LookupError, TypeError, RecursionError):
-        pass
-    raise DataError(
-        f"{path}, line {number}: no line of `generate`; give another output, or delete this file "
-        "to begin again"
-    )
-
-
-def _check_settings(
-    path: Path, first: Mapping[str, object], settings: Mapping[str, object]
-) -> None:
-    before = cast("dict[str, object]", first["settings"])
-    differences = [
-        f"{name}={before.get(name)!r:.60}, now {settings.get(name)!r:.60}"
-        for name in sorted(before.keys() | settings.keys())
-        if before.get(name) != settings.get(name)
-    ]
-    if differences:
-        raise ConfigError(
-            f"the answers in {path} were begun with {'; '.join(differences)}: give the same, or "
-            "another output"
-        )
-
-
 def _line(value: Mapping[str, object]) -> bytes:
     return json.dumps(value).encode() + b"\n"
 
@@ -139,9 +94,9 @@ def main(config: GenerateConfig) -> None:
     """Ask for what is missing, write the rows, and say how many there are.
 
     Raises:
-        ConfigError: The output is another's, or was begun with other settings.
+        ConfigError: The output exists and is not this command's.
         DataError: The source cannot be used.
-        ServerError: The server refused, answered nothing at all, or not every question.
+        ServerError: The server refused, or some questions have no answer.
         RunDirectoryError: The output cannot be written.
     """
     output = Path(config.output)
@@ -154,7 +109,7 @@ def main(config: GenerateConfig) -> None:
     rows = read_rows(config)
     if config.via == "distilabel" and find_spec("distilabel") is None:
         raise not_installed("via=distilabel", "distilabel", "es-cookbook[distilabel]")
-    with contextlib.closing(_Answers(parts, _settings(config))) as answers:
+    with contextlib.closing(_Answers(parts)) as answers:
         missing = _missing(config, dict(rows), answers)
         lost, collect = _collector(config, answers, len(missing))
         try:
@@ -167,18 +122,17 @@ def main(config: GenerateConfig) -> None:
         except BaseExceptionGroup as errors:
             raise next(leaves(errors)) from None
         finally:
-            if answers.by_key:
-                _write(config, output, rows, answers.by_key)
+            _write(config, output, rows, answers.by_key)
     if lost:
         reasons = "; ".join(f"{count} x {one_line(why)}" for why, count in lost.most_common(5))
         raise ServerError(
             f"{plural(lost.total(), 'question')} without an answer ({reasons}); the same command "
-            f"asks again for these alone"
+            "asks again for these alone"
         )
 
 
 def read_rows(config: GenerateConfig) -> list[tuple[str, Row]]:
-    """What is asked and the row that asks it, in order.
+    """Prompts and their rows, in order.
 
     Raises:
         DataError: There are no rows, or one lacks a field, has one that the output needs, or one
@@ -205,24 +159,24 @@ def read_rows(config: GenerateConfig) -> list[tuple[str, Row]]:
 
 
 def _settings(config: GenerateConfig) -> dict[str, object]:
-    """What shapes an answer, and nothing else: a server may move, and more may be asked."""
-    names = ("model", "prompt", "system", "temperature", "top_p", "max_tokens", "seed")
+    """The options that an answer depends on, beside its prompt."""
+    names = ("model", "system", "temperature", "top_p", "max_tokens", "seed")
     return {name: getattr(config, name) for name in names}
 
 
-def _key(prompt: str, replica: int) -> str:
-    """Names one answer: by what is asked, wherever its row stands."""
-    digest = hashlib.blake2b(prompt.encode("utf-8", "replace"), digest_size=12)
-    return f"{digest.hexdigest()}-{replica}"
+def _key(config: GenerateConfig, prompt: str, replica: int) -> str:
+    """Identifies an answer by its prompt and options, wherever its row is."""
+    asked = json.dumps([prompt, _settings(config)])
+    return f"{hashlib.blake2b(asked.encode(), digest_size=12).hexdigest()}-{replica}"
 
 
 def _missing(config: GenerateConfig, prompts: Collection[str], answers: _Answers) -> list[Asked]:
-    """The unanswered questions, replica by replica."""
+    """The unanswered questions, replica by replica; seeds of 31 bits suit every server."""
     found = [
-        (key, prompt, None if config.seed is None else _seed(config.seed, key))
+        (key, prompt, None if config.seed is None else derive_seed(config.seed, key) >> 32)
         for replica in range(config.replicas)
         for prompt in prompts
-        if (key := _key(prompt, replica)) not in answers.by_key
+        if (key := _key(config, prompt, replica)) not in answers.by_key
     ]
     there = len(prompts) * config.replicas - len(found)
     say(
@@ -232,15 +186,10 @@ def _missing(config: GenerateConfig, prompts: Collection[str], answers: _Answers
     return found
 
 
-def _seed(seed: int, key: str) -> int:
-    """A seed of 31 bits, which every server takes."""
-    return derive_seed(seed, f"generate/{key}") >> 32
-
-
 def _collector(
     config: GenerateConfig, answers: _Answers, count: int
 ) -> tuple[Counter[str], Callable[[str, Outcome], None]]:
-    """Counts lost questions by the reason; and what takes outcomes in, and says how far it is."""
+    """Returns a count of lost questions by reason, and the function that takes outcomes."""
     lost: Counter[str] = Counter()
     done = in_a_row = 0
 
@@ -284,26 +233,26 @@ def _write(
     rows: Sequence[tuple[str, Row]],
     answers: Mapping[str, Completion],
 ) -> None:
-    """Write the rows of all answers that there are, and say how many.
+    """Write the rows of all answers, if there are any, and say how many.
 
-    Of a row's answers that differ in whitespace alone, the first is kept.
+    Of a row's answers that differ only in whitespace, the first is kept.
     """
-    settings = _settings(config)
-    del settings["prompt"]  # Its rows have it, filled.
     lines: list[bytes] = []
     cut = answered = 0
     for prompt, row in rows:
         seen: set[str] = set()
         for replica in range(config.replicas):
-            answer = answers.get(_key(prompt, replica))
+            answer = answers.get(_key(config, prompt, replica))
             answered += answer is not None
             if answer is None or (folded := " ".join(answer.text.split())) in seen:
                 continue
             seen.add(folded)
             cut += answer.finish_reason == "length"
-            how = {**settings, "replica": replica, "finish_reason": answer.finish_reason}
+            how = {**_settings(config), "replica": replica, "finish_reason": answer.finish_reason}
             own = {config.prompt_field: prompt, config.completion_field: answer.text, HOW: how}
             lines.append(_line({**row.fields, **own}))
+    if not lines:
+        return
     replace_file(output, lines)
     print(
         f"{plural(len(lines), 'row')} in {output}, of {plural(len(rows), 'row')} of the source; "
@@ -314,7 +263,3 @@ def _write(
 
 def cli() -> None:
     run_cli(main, GenerateConfig)
-
-
-if __name__ == "__main__":
-    cli()

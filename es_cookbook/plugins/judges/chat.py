@@ -1,36 +1,46 @@
-"""Chat completions of an OpenAI-compatible server, asked for until there is one.
+"""Chat completions of an OpenAI-compatible server, requested until there is one.
 
-A server that is slow, overloaded, unreachable or answers with something else is asked again, each
-time after twice the wait, or after what it says itself (`Retry-After`). What a repetition would not
-change is not repeated.
+A server that is slow, overloaded, unreachable or replies with something else is asked again, each
+time after twice the wait, or after the time that it asks for (`Retry-After`). Other refusals are
+not repeated.
+
+One deadline covers connecting, sending and reading, so a server that sends one byte per second
+counts as silent. At most `MOST_BYTES` of a reply are read, and it is never decompressed, because a
+few kilobytes could become gigabytes. Redirects are not followed.
 """
 
+import dataclasses
+import functools
 import json
+import os
+import re
 import reprlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
 from http.client import responses
-from typing import Any, NamedTuple, TypeVar, cast
+from time import time
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import anyio
 
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import parsed
-from es_cookbook.plugins.judges.http import (
-    LONGEST_WAIT,
-    NoReplyError,
-    Reply,
-    brief,
-    posted,
-    retry_after,
-)
 
+if TYPE_CHECKING:
+    import ssl
+
+LONGEST_WAIT = 60.0
+"""Seconds between two attempts, whatever the server asks for."""
+MOST_BYTES = 4 << 20
+"""Read of one reply."""
 _MOST_VALUES = 2**17
 """JSON values in a reply: a million empty lists would take seconds and much memory."""
-_TOO_EARLY = (408, 409, 425, 429)
+_TRY_LATER = (408, 409, 425, 429)
 _T = TypeVar("_T")
 
 
 class AskAgainError(Exception):
-    """What may be better the next time.
+    """A failure that may not occur the next time.
 
     Args:
         why: in a few words.
@@ -43,7 +53,7 @@ class AskAgainError(Exception):
 
 
 class RefusedError(Exception):
-    """What a repetition would not change.
+    """A failure that a repetition would not change.
 
     Args:
         why: in a few words.
@@ -62,45 +72,82 @@ class Completion(NamedTuple):
     finish_reason: str | None
 
 
-async def completion(
-    url: str, headers: Mapping[str, str], question: Mapping[str, object], seconds: float
-) -> Completion:
-    """Ask once.
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChatServer:
+    """A server, and how often it is asked.
 
-    Args:
-        url: of the server, up to /v1.
-        headers: with the key, if it needs one.
-        question: the fields of the request.
-        seconds: for all of it.
-
-    Raises:
-        AskAgainError: There is no usable reply.
-        RefusedError: There will be none to this question.
+    Attributes:
+        url: up to /v1.
+        key_in: environment variable with the key, if the server needs one.
+        seconds: for one attempt.
+        attempts: maximum number.
+        backoff: seconds before the second attempt; doubled for each further one.
     """
-    headers = {"Content-Type": "application/json", **headers}
-    body = json.dumps(question).encode()
-    try:
-        reply = await posted(f"{url.rstrip('/')}/chat/completions", headers, body, seconds)
-    except NoReplyError as error:
-        raise AskAgainError(str(error)) from None
-    if not 200 <= reply.status_code < 300:
-        raise _failure(reply)
-    return completion_in(reply.body)
 
+    url: str
+    key_in: str
+    seconds: float
+    attempts: int
+    backoff: float
 
-async def asked(ask: Callable[[], Awaitable[_T]], attempts: int, backoff: float) -> _T:
-    """Ask, so often at most, until there is an answer.
+    async def ask(self, question: Mapping[str, object], read: Callable[[Completion], _T]) -> _T:
+        """What `read` makes of the reply to a question.
 
-    Raises:
-        AskAgainError: The last attempt's.
-    """
-    for attempt in range(1, attempts):
+        Args:
+            question: the fields of the request.
+            read: raises AskAgainError for a reply that is of no use.
+
+        Raises:
+            AskAgainError: That of the last attempt.
+            RefusedError: The server will not answer this question.
+            ConfigError: The key cannot be sent in a header.
+        """
+        body = json.dumps(question).encode()
+        for attempt in range(1, self.attempts):
+            try:
+                return read(await self._reply(body))
+            except AskAgainError as error:
+                wait = max(error.wait, self.backoff * 2.0 ** min(attempt - 1, 100))
+            await anyio.sleep(min(wait, LONGEST_WAIT))
+        return read(await self._reply(body))
+
+    async def _reply(self, body: bytes) -> Completion:
+        import httpx2  # Takes 150 ms, which every command would wait for.
+
+        headers = {
+            "Content-Type": "application/json",
+            "Accept-Encoding": "identity",
+            **self._authorization(),
+        }
+        url, received = f"{self.url.rstrip('/')}/chat/completions", bytearray()
         try:
-            return await ask()
-        except AskAgainError as error:
-            wait = max(error.wait, backoff * 2.0 ** min(attempt - 1, 100))
-        await anyio.sleep(min(wait, LONGEST_WAIT))
-    return await ask()
+            with anyio.fail_after(self.seconds):
+                async with (
+                    httpx2.AsyncClient(verify=_certificates(), timeout=None) as client,
+                    client.stream("POST", url, headers=headers, content=body) as reply,
+                ):
+                    if (
+                        encoding := reply.headers.get("content-encoding", "identity")
+                    ) != "identity":
+                        raise AskAgainError(f"a reply compressed by {encoding!r:.20}")
+                    async for chunk in reply.aiter_raw():
+                        received += chunk
+                        if len(received) > MOST_BYTES:
+                            raise AskAgainError(f"a reply of more than {MOST_BYTES >> 20} MB")
+        except TimeoutError:
+            raise AskAgainError(f"no reply within {self.seconds:g} s") from None
+        # ImportError: a proxy that needs a package; ValueError: an invalid address.
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ImportError, ValueError) as error:
+            raise AskAgainError(f"{type(error).__name__}: {_brief(str(error))}") from None
+        if not 200 <= reply.status_code < 300:
+            raise _failure(reply.status_code, reply.headers, bytes(received))
+        return completion_in(bytes(received))
+
+    def _authorization(self) -> dict[str, str]:
+        key = os.environ.get(self.key_in, "").strip()
+        if not re.fullmatch("[!-~]*", key):
+            raise ConfigError(f"the key in {self.key_in} must be ASCII characters without spaces")
+        return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def completion_in(body: bytes) -> Completion:
@@ -122,10 +169,36 @@ def completion_in(body: bytes) -> Completion:
     )
 
 
-def _failure(reply: Reply) -> AskAgainError | RefusedError:
-    said = brief(reply.body[:800].decode(errors="replace"))
-    status = f"{reply.status_code} {responses.get(reply.status_code, '')}".rstrip()
-    what = f"HTTP {status}: {said}".removesuffix(": ")
-    if reply.status_code < 500 and reply.status_code not in _TOO_EARLY:
-        return RefusedError(what, reply.status_code)
-    return AskAgainError(what, retry_after(reply.headers.get("retry-after", "")))
+def _failure(status: int, headers: Mapping[str, str], body: bytes) -> AskAgainError | RefusedError:
+    said = _brief(body[:800].decode(errors="replace"))
+    what = f"HTTP {status} {responses.get(status, '')}".rstrip()
+    what = f"{what}: {said}".removesuffix(": ")
+    if status < 500 and status not in _TRY_LATER:
+        return RefusedError(what, status)
+    return AskAgainError(what, _retry_after(headers.get("retry-after", "")))
+
+
+@functools.cache
+def _certificates() -> "ssl.SSLContext":
+    """Read once: it takes as long as twenty requests."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
+
+
+def _brief(text: str) -> str:
+    """The beginning of a server's text, on one line and without control characters."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in text[:200])
+    return " ".join(shown.split())
+
+
+def _retry_after(header: str) -> float:
+    """Seconds that a `Retry-After` header asks for, as a number or a time; 0 if it is neither."""
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time())
+    except (ValueError, TypeError, OverflowError):
+        return 0.0

@@ -1,19 +1,19 @@
 """A language model behind an OpenAI-compatible HTTP server as a judge; its mark as a reward.
 
-The server gets one chat message, made of a template, what the answer says and the row, and answers
-with one mark, which `mark_in` reads; a reply with two that differ has none. How it is asked again
-stands in `es_cookbook.plugins.judges.chat`.
+The server gets one chat message, made of a template, the answer without thoughts and the row. It
+replies with one mark, which `mark_in` reads; a reply with two different marks has none.
+`es_cookbook.plugins.judges.chat` says when it is asked again.
 
     reward=judge reward.url=http://127.0.0.1:8000/v1 reward.model=my-judge
 
-Without a mark in the end the score is lost, not 0: a judge's failure is no evidence about a genome.
-The exception loses the rollout, whose reward is then NaN.
+Without a mark in the end, the rollout is lost and its reward is NaN, not 0: a judge's failure is no
+evidence about a genome.
 
-Pitfall: the time that the judge takes is the Env's, so `rollout_timeout` must allow for it. And a
-policy learns to please its judge, not to be right: look at samples.
+Pitfalls: the judge's time counts as the Env's, so `rollout_timeout` must allow for it. A policy
+learns to please its judge, not to be right: look at samples.
 
 Left out: streaming, and keys in configs, which are recorded and shared. The key is taken from the
-environment, from `ES_COOKBOOK_JUDGE_KEY` alone.
+environment variable `ES_COOKBOOK_JUDGE_KEY`.
 """
 
 import functools
@@ -28,8 +28,7 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError
 from es_cookbook.common.trust import address_of, needs_trust
-from es_cookbook.plugins.judges.chat import AskAgainError, RefusedError, asked, completion
-from es_cookbook.plugins.judges.http import key_in
+from es_cookbook.plugins.judges.chat import AskAgainError, ChatServer, RefusedError
 from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.rewards.answers import text_of
 from es_cookbook.rl.rewards.base import Fields, Reward
@@ -39,7 +38,7 @@ KEY = "ES_COOKBOOK_JUDGE_KEY"
 """Environment variable with the server's key, if it needs one."""
 
 TEXT = "text"
-"""Stands in a template for the model's answer; every other name for a field of the row."""
+"""Name of the answer in a template; other names are fields of the row."""
 TEMPLATE = """\
 Question:
 {question}
@@ -49,12 +48,12 @@ Answer of a student:
 
 How good is the answer? Reply with a number from 0 (worthless) to 10 (perfect), and nothing else."""
 _LONGEST_REPLY = 2000
-"""Characters at the end of a reply in which a mark is looked for."""
+"""Characters at the end of a reply that may contain the mark."""
 _T = TypeVar("_T")
 
 
 def _address(judge: "JudgeServer") -> str | None:
-    """Whom it asks; nobody without a model, as the judge of a sum that has none."""
+    """The server's address; None without a model, as in a sum that does not use its judge."""
     return address_of(judge.url) if judge.model else None
 
 
@@ -64,20 +63,20 @@ class JudgeServer:
 
     url: str = chz.field(
         default="http://127.0.0.1:8000/v1",
-        doc="of an OpenAI-compatible server, up to /v1",
+        doc="URL of an OpenAI-compatible server, up to /v1",
         metadata=needs_trust(
             _address, f"is where questions go, with the key in {KEY} if there is one"
         ),
     )
-    model: str = chz.field(default="", doc="the server's name for the judge; needed")
-    temperature: float = chz.field(default=0.0, doc="of the judge's sampling")
-    max_tokens: int = chz.field(default=256, doc="most tokens of the judge's reply")
-    timeout: float = chz.field(default=15.0, doc="seconds for one reply")
-    attempts: int = chz.field(default=3, doc="how often a judge that fails is asked")
+    model: str = chz.field(default="", doc="the server's name for the judge; required")
+    temperature: float = chz.field(default=0.0, doc="sampling temperature of the judge")
+    max_tokens: int = chz.field(default=256, doc="maximum tokens of the judge's reply")
+    timeout: float = chz.field(default=15.0, doc="seconds per attempt")
+    attempts: int = chz.field(default=3, doc="maximum attempts per question")
     backoff: float = chz.field(
-        default=0.5, doc="seconds before asking again; doubled each further time"
+        default=0.5, doc="seconds before the second attempt, doubled each further time"
     )
-    max_concurrent: int = chz.field(default=32, doc="most questions at a time")
+    max_concurrent: int = chz.field(default=32, doc="maximum number of concurrent questions")
 
     @chz.validate
     def _server(self) -> None:
@@ -91,12 +90,12 @@ class JudgeServer:
         """What `read` finds in the judge's reply to a message.
 
         Args:
-            message: what the judge is asked.
-            read: raises `AskAgainError` where a reply is of no use.
-            what: what the reply should have held, for the sentence.
+            message: the question.
+            read: raises AskAgainError for a reply that is of no use.
+            what: what the reply should have held, for the error.
 
         Raises:
-            EnvError: Nothing after all attempts, or a refusal that another would not change.
+            EnvError: All attempts failed, or the server refused.
         """
         if not self.model:
             raise EnvError(f"the judge at {self.url} needs a model, and is not asked without one")
@@ -106,13 +105,10 @@ class JudgeServer:
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
         }
-
-        async def ask() -> _T:
-            return read((await completion(self.url, key_in(KEY), question, self.timeout)).text)
-
+        server = ChatServer(self.url, KEY, self.timeout, self.attempts, self.backoff)
         try:
             async with in_turn("judge", self.max_concurrent):
-                return await asked(ask, self.attempts, self.backoff)
+                return await server.ask(question, lambda completion: read(completion.text))
         except RefusedError as error:
             raise EnvError(f"the judge at {self.url} refused the question: {error}") from None
         except AskAgainError as error:
@@ -139,7 +135,7 @@ class Judge(JudgeServer, Reward):
 
     @override
     def __call__(self, text: str, row: Fields) -> float:
-        """Ask here and now, blocking; in an Env `grade` does not."""
+        """Ask and wait; an Env calls `grade`, which does not block."""
         return anyio.run(self.grade, text, row)
 
     @override
@@ -147,7 +143,7 @@ class Judge(JudgeServer, Reward):
         """The mark's share of the best.
 
         Raises:
-            EnvError: No mark after all attempts, or a refusal that another would not change.
+            EnvError: All attempts failed, or the server refused.
         """
         message = filled_message(self.template, {TEXT: spoken(text)}, row)
         mark = functools.partial(mark_in, best=self.best)

@@ -3,9 +3,8 @@
     es-cookbook train tools="mcp:python server.py" data=rows.jsonl reward=number
         model_name=Qwen/Qwen2.5-0.5B-Instruct
 
-A server is a command, which speaks over its standard input and output, or the URL of one that
-already runs on this machine. All rollouts share it, or each has its own. A command runs with your
-rights.
+A server is a command that speaks over its standard input and output. All rollouts share it, or each
+has its own. A command runs with your rights.
 """
 
 import functools
@@ -20,7 +19,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError, not_installed
 from es_cookbook.common.machine.processes import command_of
 from es_cookbook.common.trust import needs_trust
-from es_cookbook.plugins.mcp.servers import Server, check_names, targets
+from es_cookbook.plugins.mcp.servers import Server, check_names, commands_in
 from es_cookbook.rl.data.rows import Row, filled
 from es_cookbook.rl.data.task import ScoredRows, gold_of
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
@@ -29,49 +28,48 @@ from es_cookbook.rl.types import Datasets, Tokenizer
 
 
 def _servers(rows: "ToolRows") -> str:
-    """The servers by a digest: commands hold blanks and commas, which such words may not."""
+    """A digest of the servers, whose commands may contain spaces and commas."""
     return f"mcp:{hashlib.sha256(rows.tools.encode()).hexdigest()[:16]}"
 
 
 @chz.chz
 class ToolRows(ScoredRows):
-    """Rows that are asked in a chat with tools; the turn without calls is the answer."""
+    """Rows asked in a chat with tools; the turn without calls is the answer."""
 
     tools: str = chz.field(
-        doc="MCP servers whose tools the model may call: mcp:COMMAND (no shell reads it) or "
-        "mcp:http://127.0.0.1:PORT/mcp; several with commas between them",
-        metadata=needs_trust(_servers, "are servers that are started or asked"),
+        doc="MCP servers whose tools the model may call: mcp:COMMAND, which no shell reads; "
+        "several with commas between them",
+        metadata=needs_trust(_servers, "are servers that are started"),
     )
     chat: ChatOptions = chz.field(
         default_factory=ChatOptions, doc="turns, tokens and tools of a rollout"
     )
     servers: Literal["shared", "rollout"] = chz.field(
         default="shared",
-        doc="shared: rollouts share a server; rollout: one that calls a tool has its own",
+        doc="shared: rollouts share a server; rollout: each that calls a tool has its own",
     )
     tool_timeout: float = chz.field(default=30.0, doc="seconds for a call, and for a start")
     max_chars: int = chz.field(default=4000, doc="longer results are cut, and say so")
     at_once: int = chz.field(
-        default=64, doc="most calls under way, or most rollouts with servers of their own"
+        default=64, doc="maximum number of pending calls, or of rollouts with servers of their own"
     )
 
     @chz.validate
     def _valid(self) -> None:
         check_range(self, "tool_timeout", above=0)
         check_range(self, "max_chars", "at_once", at_least=1)
-        targets(self.tools)
+        commands_in(self.tools)
 
     @override
     def check(self) -> None:
         super().check()
         for server in self._servers():
-            if not server.is_url:
-                command_of(server.target, "dataset.tools")
+            command_of(server.command, "dataset.tools")
 
     def _servers(self) -> Iterator[Server]:
-        for target in targets(self.tools):
+        for command in commands_in(self.tools):
             alone = self.servers == "rollout"
-            yield Server(target, alone, self.tool_timeout, self.at_once, self.max_chars)
+            yield Server(command, alone, self.tool_timeout, self.at_once, self.max_chars)
 
     @override
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:

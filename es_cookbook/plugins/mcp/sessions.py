@@ -1,11 +1,11 @@
 """Sessions with MCP servers: opened, asked within a time limit, and ended.
 
-A session has a task of its own, because rollouts come and go, and any of them may open the one that
-all share. After a failure it gets no more calls: it ends when those under way are answered, and the
-next call opens another.
+A session has its own task, because rollouts come and go, and any of them may open the one that all
+share. After a failure it gets no more calls: it ends when pending ones are answered, and the next
+call opens another.
 
-A server that sends too much is cut off (`es_cookbook.plugins.mcp.transports`). One that is started
-is a process group, which ends with the session.
+A server that sends too much is cut off (`es_cookbook.plugins.mcp.transports`). A server is a
+process group, which ends with the session.
 """
 
 import asyncio
@@ -32,19 +32,19 @@ from pydantic import ValidationError
 from es_cookbook.common.errors import EnvError, leaves
 from es_cookbook.common.terminal import one_line
 from es_cookbook.plugins.mcp.servers import MOST_TOOLS, MCPTool, Server, checked_tools, told
-from es_cookbook.plugins.mcp.transports import Allowance, http, stdio
+from es_cookbook.plugins.mcp.transports import Allowance, stdio
 from es_cookbook.rl.messages.tools import Result, cut, failed
 
 _SECONDS_TO_END = 3.0
-"""For a session over HTTP to say goodbye, or a process to end."""
+"""For the process to end."""
 
-# What it logs, with tracebacks, is the reason of a lost rollout.
+# The library logs failures with tracebacks; they are reasons of lost rollouts already.
 for _name in ("mcp", "client"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
 class _Opened(NamedTuple):
-    """What a session is once it is open."""
+    """An open session."""
 
     client: ClientSession
     tools: Sequence[MCPTool]
@@ -148,13 +148,9 @@ class Session:
                 self.retire()
 
     async def _live(self) -> None:
-        server, allowance = self._server, self._allowance
+        server = self._server
         try:
-            transport = (
-                http(server.target, allowance)
-                if server.is_url
-                else stdio(server.target, allowance, self._ended)
-            )
+            transport = stdio(server.command, self._allowance, self._ended)
             with self._scope:
                 async with Client(transport, cache=None) as client:
                     tools: list[MCPTool] = []

@@ -1,26 +1,22 @@
-"""Transports to MCP servers, which limit what a server sends.
+"""Runs an MCP server as a process, and limits what it sends.
 
 A server may send `MOST_BYTES` when a session begins and as much more for each call, whatever it
-sends: results, notifications, requests, logs. A message (a line of a process, a response over HTTP)
-may have `MOST_BYTES` and `MOST_VALUES`. A server that goes beyond is cut off.
+sends: results, notifications, requests, logs. A message, which is a line, may have `MOST_BYTES` and
+`MOST_VALUES`. A server that goes beyond is cut off.
 
-The stdio transport of the `mcp` package is not used, because it reads without a limit. Its HTTP
-transport is, on top of a client that counts.
+The stdio transport of the `mcp` package is not used, because it reads without a limit.
 """
 
 import contextlib
 import math
 import os
 import shlex
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 
 import anyio
-import httpx2
-from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 from mcp.types import JSONRPCNotification, jsonrpc_message_adapter
-from typing_extensions import override
 
 from es_cookbook.common.files import num_values
 from es_cookbook.common.machine.processes import Process, dying_first
@@ -29,9 +25,9 @@ if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
 MOST_BYTES = 4 << 20
-"""Of a message, and for each call."""
+"""Limit on a message, and allowance per call."""
 MOST_VALUES = 1 << 15
-"""JSON values of a message; an object counts as four."""
+"""JSON values in a message; an object counts as four."""
 _MOST_AHEAD = 16 * MOST_BYTES
 """Bytes that a server may have left to send."""
 _BYTES_OF_LINE = 1024
@@ -39,13 +35,11 @@ _BYTES_OF_LINE = 1024
 _MOST_UNREAD = 4 * MOST_BYTES
 """Bytes written to a process that it has not read."""
 _SECONDS_TO_END = 1.0
-"""For a process whose standard input was closed; then it is killed."""
-_SECONDS_TO_RESUME = 1.0
-"""Before a response over HTTP that broke off is asked for again."""
+"""After its standard input was closed; then the process is killed."""
 
 
 class Allowance:
-    """What a server may still send.
+    """The number of bytes that a server may still send.
 
     Args:
         cut_off: called with the reason when the server has sent too much.
@@ -56,28 +50,20 @@ class Allowance:
         self._room = MOST_BYTES
 
     def grow(self) -> None:
-        """Add what one call may bring."""
+        """Add the allowance of a call."""
         self._room = min(self._room + MOST_BYTES, _MOST_AHEAD)
 
     def covers(self, piece: bytes, length: int) -> bool:
-        """Count bytes that have come, and say whether the server may go on.
+        """Count bytes that were received; returns whether the server may go on.
 
         Args:
             piece: the bytes.
-            length: of the message so far.
+            length: bytes of the message so far.
         """
-        num_lines = piece.count(b"\n") + piece.count(b"\r")
-        self._room -= len(piece) + _BYTES_OF_LINE * num_lines
+        self._room -= len(piece) + _BYTES_OF_LINE * piece.count(b"\n")
         is_covered = self._room >= 0 and length <= MOST_BYTES
         if not is_covered:
             self.cut_off(f"sent more than {MOST_BYTES >> 20} MiB in a message, or for each call")
-        return is_covered
-
-    def covers_values(self, values: int) -> bool:
-        """Whether a message may have so many values."""
-        is_covered = values <= MOST_VALUES
-        if not is_covered:
-            self.cut_off(f"sent more than {MOST_VALUES:,} values in a message")
         return is_covered
 
 
@@ -113,7 +99,8 @@ async def stdio(
     async def read() -> None:
         async with heard:
             async for line in lines:
-                if not allowance.covers_values(num_values(line)):
+                if num_values(line) > MOST_VALUES:
+                    allowance.cut_off(f"sent more than {MOST_VALUES:,} values in a message")
                     process.kill()
                     return
                 try:
@@ -150,72 +137,3 @@ async def stdio(
     finally:
         with anyio.CancelScope(shield=True):
             await process.end()
-
-
-@contextlib.asynccontextmanager
-async def http(url: str, allowance: Allowance) -> "AsyncGenerator[TransportStreams]":
-    """Talk to a server that runs already: through no proxy, and without redirects."""
-    headers = {"Accept-Encoding": "identity"}
-    transport = _Counting(allowance)
-    async with (
-        httpx2.AsyncClient(transport=transport, timeout=None, headers=headers) as client,
-        streamable_http_client(url, http_client=client) as streams,
-    ):
-        yield streams
-
-
-class _Counting(httpx2.AsyncHTTPTransport):
-    """Counts what responses bring, decompresses none, and resumes one after a pause only.
-
-    The stream of messages that are not asked for (GET) is not opened.
-    """
-
-    def __init__(self, allowance: Allowance) -> None:
-        super().__init__()
-        self._allowance = allowance
-
-    @override
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        if request.method == "GET":
-            if "last-event-id" not in request.headers:
-                return httpx2.Response(405)
-            await anyio.sleep(_SECONDS_TO_RESUME)
-        response = await super().handle_async_request(request)
-        response.headers.pop("content-encoding", None)
-        assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _Counted(response.stream, self._allowance)
-        return response
-
-
-class _Counted(httpx2.AsyncByteStream):
-    """The body of a response, line by line: no string of JSON goes beyond the end of a line."""
-
-    def __init__(self, stream: httpx2.AsyncByteStream, allowance: Allowance) -> None:
-        self._stream, self._allowance = stream, allowance
-
-    @override
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        length = values = 0
-        begun = bytearray()
-        async for piece in self._stream:
-            length += len(piece)
-            begun += piece
-            _check(self._allowance.covers(piece, length))
-            if end := max(begun.rfind(b"\n"), begun.rfind(b"\r")) + 1:
-                lines = bytes(begun[:end])
-                del begun[:end]
-                values += num_values(lines)
-                _check(self._allowance.covers_values(values))
-                yield lines
-        values += num_values(bytes(begun))
-        _check(self._allowance.covers_values(values))
-        yield bytes(begun)
-
-    @override
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
-def _check(is_covered: bool) -> None:
-    if not is_covered:
-        raise httpx2.StreamError("the server sent too much")

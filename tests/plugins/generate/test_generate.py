@@ -13,7 +13,7 @@ import pytest
 from es_cookbook.common.errors import ConfigError, DataError, ServerError
 from es_cookbook.plugins.generate.asking import KEY, GenerateConfig
 from es_cookbook.plugins.generate.generate import HOPELESS, PARTS, main
-from es_cookbook.plugins.judges.http import LONGEST_WAIT
+from es_cookbook.plugins.judges.chat import LONGEST_WAIT
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from es_cookbook.rl.data.sources import load_rows
 from tests.chat_server import CUT, HANG, ChatServer, Reply, chat_server, completion
@@ -274,7 +274,7 @@ def test_what_was_cut_in_the_middle_goes_on_with_what_is_missing() -> None:
     assert len(server.asked) == 6
 
 
-@pytest.mark.parametrize("left", range(1, 60, 7))
+@pytest.mark.parametrize("left", (1, 20, 59))
 def test_a_torn_line_at_the_end_is_dropped(left: int) -> None:
     with chat_server(right) as server:
         before = generate(server, concurrency=1)
@@ -289,11 +289,12 @@ def test_a_torn_line_at_the_end_is_dropped(left: int) -> None:
 def test_other_settings_do_not_get_into_the_same_rows() -> None:
     with chat_server(right) as server:
         generate(server)
-        said = r"begun with model='m', now 'n'; temperature=0.7, now 0.5: give the same, or another"
-        with pytest.raises(ConfigError, match=said):
-            generate(server, model="n", temperature=0.5)
         generate(server, concurrency=1, timeout=5)
-    assert len(server.asked) == 6
+        assert len(server.asked) == 6
+        generate(server, temperature=0.5)
+        assert len(server.asked) == 12 and {
+            row["generated"]["temperature"] for row in written()
+        } == {0.5}
 
 
 def test_a_file_of_others_is_neither_written_nor_read() -> None:
@@ -302,18 +303,10 @@ def test_a_file_of_others_is_neither_written_nor_read() -> None:
         with pytest.raises(ConfigError, match=r"'out.jsonl' is there already, without 'out.jsonl."):
             generate(server)
         assert Path("out.jsonl").read_text() == "mine\n"
-        for content in ("[]\n{}\n", "{}\n{}\n", "{\n{}\n"):
+        for content in ("[]\n", "{}\n", "{\n"):
             Path("out.jsonl" + PARTS).write_text(content)
             with pytest.raises(DataError, match="line 1: no line of `generate`;"):
                 generate(server)
-        Path("out.jsonl" + PARTS).unlink()
-        Path("out.jsonl").unlink()
-        generate(server)
-        parts = Path("out.jsonl" + PARTS)
-        first, *others = parts.read_text().splitlines(keepends=True)
-        parts.write_text("".join([first, '{"key": 1}\n', *others]))
-        with pytest.raises(DataError, match="line 2: no line of `generate`;"):
-            generate(server)
 
 
 @pytest.mark.parametrize(

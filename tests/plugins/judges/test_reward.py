@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
-from es_cookbook.plugins.judges.chat import AskAgainError, Completion
+from es_cookbook.plugins.judges.chat import AskAgainError
 from es_cookbook.plugins.judges.reward import KEY, Judge, mark_in
 from es_cookbook.plugins.objectives.weighted_sum import WeightedSum
 from es_cookbook.rl.rewards.base import graded
@@ -106,15 +106,15 @@ async def test_a_dead_judge_is_told_in_a_sentence() -> None:
 async def test_no_more_questions_at_a_time_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     now, most = 0, list[int]()
 
-    async def slow(*_: object) -> Completion:
+    async def slow(*_: object) -> float:
         nonlocal now
         now += 1
         most.append(now)
         await anyio.sleep(0.01)
         now -= 1
-        return Completion("5", "stop")
+        return 5.0
 
-    monkeypatch.setattr("es_cookbook.plugins.judges.reward.completion", slow)
+    monkeypatch.setattr("es_cookbook.plugins.judges.chat.ChatServer.ask", slow)
     async with anyio.create_task_group() as group:
         for _ in range(12):
             group.start_soon(judge("http://127.0.0.1", max_concurrent=2).grade, "42", ROW)

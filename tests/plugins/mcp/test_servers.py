@@ -8,7 +8,7 @@ import pytest
 from mcp.types import CallToolResult, Tool
 
 from es_cookbook.common.errors import ConfigError, EnvError
-from es_cookbook.plugins.mcp.servers import Server, check_names, checked_tools, targets, told
+from es_cookbook.plugins.mcp.servers import Server, check_names, checked_tools, commands_in, told
 from es_cookbook.rl.messages.tools import Result
 
 SERVER = Server("python server.py")
@@ -43,15 +43,12 @@ def test_a_tool_is_told_to_a_chat_template_with_the_schema_of_its_server() -> No
         ([], "has 0 tools; accepted are 1 to 128"),
         (tools(*map(str, range(129))), "has 129 tools; accepted are 1 to 128"),
         (tools("look up"), "the tool 'look up' must have a name of 1 to 128 letters"),
-        (tools("x" * 129), "must have a name of 1 to 128 letters"),
         (tools("\x1b[31m"), r"the tool '\\x1b[31m' must have a name"),
-        (tools("é"), "must have a name"),
         (tools("t", description="x" * 40_000), "is described in 40,"),
         (
             tools("t", schema={}),
             "has a schema of arguments that must have type 'object', found Non",
         ),
-        (tools("t", schema={"type": "string"}), "found 'string'"),
         (tools("t", schema={**ANYTHING, "properties": 3}), "is no JSON schema: 3 is not of type"),
         (tools("t", schema={**ANYTHING, "required": "x\n"}), r"is no JSON schema: 'x\\n' is not"),
         (tools("t", schema=nested(32)), "is nested more than 64 deep"),
@@ -111,27 +108,15 @@ def test_two_tools_of_one_name_are_refused() -> None:
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ("python server.py", "accepted are mcp:COMMAND and mcp:http://127.0.0.1:PORT/mcp"),
-        ("", "accepted are"),
-        ("mcp:", "accepted are"),
-        ("mcp:a,mcp:", "accepted are"),
-        ("mcp:http://192.0.2.1/mcp", "must be on this machine"),
-        ("mcp:https://127.0.0.1/mcp", "must be on this machine"),
-        ("mcp:http://127.0.0.1@evil.example/mcp", "must be on this machine"),
-        ("mcp:http://127.0.0.1.evil.example/mcp", "must be on this machine"),
-        ("mcp:http://127.0.0.1\\@evil.example/mcp", "must be on this machine"),
-        ("mcp:ws://127.0.0.1/mcp", "must be on this machine"),
+        ("python server.py", "accepted is mcp:COMMAND"),
+        ("mcp:", "accepted is"),
+        ("mcp:a,mcp:", "accepted is"),
+        ("mcp:http://127.0.0.1/mcp", "for example mcp:npx mcp-remote http://127.0.0.1/mcp"),
     ],
 )
-def test_what_names_no_server_of_this_machine_is_refused(written: str, said: str) -> None:
+def test_what_names_no_command_is_refused(written: str, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        targets(written)
-
-
-def test_a_server_is_a_command_or_an_address_of_this_machine() -> None:
-    for url in ("http://localhost/mcp", "http://[::1]:80/", "http://127.0.0.1:8000"):
-        assert targets(f"mcp:{url}") == [url]
-    assert targets("mcp:fetch http://192.0.2.1/x") == ["fetch http://192.0.2.1/x"]
+        commands_in(written)
 
 
 @pytest.mark.parametrize(

@@ -107,16 +107,12 @@ def test_a_run_that_is_killed_takes_its_servers_along_and_is_resumed(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["tools=python server.py"], "accepted are mcp:COMMAND and mcp:http"),
-        (["tools=mcp:http://192.0.2.1/mcp"], "a server must be on this machine"),
+        (["tools=python server.py"], "accepted is mcp:COMMAND"),
+        (["tools=mcp:http://127.0.0.1/mcp"], "a server must be a command"),
         (["tools=mcp:no-such-program"], "dataset.tools: 'no-such-program' is not there"),
-        (["tools=mcp:sh 'a"], "No closing quotation"),
         (["tools=mcp:sh -c 'exit 3'"], "exit 3'\" ended with exit code 3"),
         (["tools=mcp:{server}, mcp:{server}"], "2 tools have the name 'calculate'"),
-        (["tools=mcp:{server}", "dataset.servers=both"], "rollout"),
         (["tools=mcp:{server}", "dataset.tool_timeout=0"], "tool_timeout must be above 0"),
-        (["tools=mcp:{server}", "dataset.at_once=0"], "at_once must be at least 1"),
-        (["tools=mcp:{server}", "prompt={wrong}"], "rows lack 'wrong', which dataset.prompt names"),
         (["tools=mcp:{server}", "dataset.gold=none"], "its own solution earns 0 of 1: 'none'"),
     ],
 )
@@ -146,5 +142,5 @@ def test_servers_of_somebody_elses_run_have_to_be_trusted(here: Path) -> None:
     changed = re.sub(r'"mcp:[^"]*"', '"mcp:sh touches.sh"', config)
     (here / "run2/config.json").write_text(changed)
     said = refused("evaluate", "log_path=run2")
-    assert "'mcp:sh touches.sh' are servers that are started or asked" in said
+    assert "'mcp:sh touches.sh' are servers that are started" in said
     assert "trust=mcp:" in said and not (here / "ran").exists()
