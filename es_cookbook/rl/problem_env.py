@@ -8,6 +8,7 @@ rollout: a generation makes thousands of Envs, all on one event loop.
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import math
 import traceback
 from array import array
@@ -278,30 +279,20 @@ class TrainedOn:
 
     @staticmethod
     def of(digests_P: Iterable[tuple[int, ...]]) -> "TrainedOn | None":
-        """Of each problem's digests; None where there is no problem, or one has none."""
-        found = array("Q")
-        for digests in digests_P:
-            if not digests:
-                return None
-            found.extend(digests)
-        return TrainedOn(np.unique(np.array(found, np.uint64))) if found else None
+        """The digests of all problems; None if there are none, or a problem has none."""
+        found_P = list(digests_P)
+        if not found_P or not all(found_P):
+            return None
+        return TrainedOn(np.unique(np.array([*itertools.chain(*found_P)], np.uint64)))
 
     def and_of(self, other: "TrainedOn") -> "TrainedOn":
         """All that the one or the other has."""
         return TrainedOn(np.union1d(self.digests, other.digests))
 
     def overlap(self, digests_P: Iterable[tuple[int, ...]]) -> int | None:
-        """How many of some problems are among them; None where one has no digests."""
-        count = 0
-        for digests in digests_P:
-            if not digests:
-                return None
-            count += any(map(self._has, digests))
-        return count
-
-    def _has(self, digest: int) -> bool:
-        place = int(np.searchsorted(self.digests, np.uint64(digest)))
-        return place < len(self.digests) and int(self.digests[place]) == digest
+        """The number of problems that are among them; None if one has no digests."""
+        found_P, known = list(digests_P), set(self.digests.tolist())
+        return sum(not known.isdisjoint(each) for each in found_P) if all(found_P) else None
 
     def encode(self) -> bytes:
         """A line that says what it is, then 8 bytes for each digest, little end first, sorted."""

@@ -79,8 +79,8 @@ def _chat(
     tools: "Sequence[ToolSchema]",
 ) -> str:
     """The text of a chat up to the assistant's turn."""
+    from es_cookbook.rl.messages.chat import Renderer
     from es_cookbook.rl.messages.message import Message, with_system
-    from es_cookbook.rl.messages.renderer import Renderer
     from es_cookbook.rl.messages.template import ChatTemplate
 
     last = [] if question is None else [Message("user", question)]

@@ -10,9 +10,8 @@ about the genome.
 
 Answers that were cut either lacked room or have no end. A chat model ends its turn; a base model
 goes on after its answer, with a question or the same line again, until `sampling.max_tokens` cuts
-it. More tokens do not help then, and a stop text does. Two shares of the answers tell which it is
-(`endings`). Both are signs, not proofs: a model that thinks in lines as short as the gold answer
-runs on too.
+it. More tokens do not help then, and a stop text does. `rollouts/ran_on` tells which it is. It is a
+sign, not a proof: a model that thinks in lines as short as the gold answer runs on too.
 
 Token sequences to learn from, of rollouts and of rows for supervised training, are `Example`s.
 Tokens are those that were seen and sampled: nothing is decoded and encoded again, or the model
@@ -54,9 +53,6 @@ _DECIMALS = 4
 _LONGER = 2
 """Times as long as the gold answer a first line may be, and so many characters beside."""
 _BESIDE = 12
-_TIMES, _CHARACTERS = 3, 24
-"""How often, and over how much text, a piece is repeated at the end."""
-_LONGEST_PIECE = 100
 
 
 async def run_rollout(env: Env, policy: Policy) -> Trajectory:
@@ -69,65 +65,46 @@ async def run_rollout(env: Env, policy: Policy) -> Trajectory:
     """
     if not isinstance(cast(object, env), Env):
         raise EnvError(f"make_envs must give Envs, found {shown(env)}")
-    env.policy = policy
+    name, env.policy = type(env).__qualname__, policy
     turn_begins()
-    observation = _checked_observation(env, "initial_observation", await env.initial_observation())
+    first = await env.initial_observation()
+    observation = _checked_observation(f"{name}.initial_observation", first)
     transitions: list[Transition] = []
     while len(transitions) < MAX_STEPS:
-        action = _checked_action(env, await env.act(observation))
+        action = cast(object, await env.act(observation))
+        if not isinstance(action, Action):
+            raise EnvError(f"{name}.act must give an Action, found {shown(action)}")
         turn_begins()
-        result = _checked_result(env, await env.step(action))
-        transitions.append(
-            Transition(
-                observation,
-                action,
-                float(result.reward),
-                result.metrics,
-                result.logs,
-                result.reading,
-            )
-        )
+        result = _checked_result(f"{name}.step", await env.step(action))
+        reward, metrics, logs = float(result.reward), result.metrics, result.logs
+        transitions.append(Transition(observation, action, reward, metrics, logs, result.reading))
         if result.done:
             return Trajectory(tuple(transitions))
-        observation = _checked_observation(env, "step", result.next_observation)
-    raise EnvError(f"{_name(env)} was not done after {MAX_STEPS} steps; every rollout must end")
+        observation = _checked_observation(f"{name}.step", result.next_observation)
+    raise EnvError(f"{name} was not done after {MAX_STEPS} steps; every rollout must end")
 
 
-def _name(env: Env) -> str:
-    return type(env).__qualname__
-
-
-def _checked_observation(env: Env, method: str, found: object) -> Observation:
+def _checked_observation(who: str, found: object) -> Observation:
     if not isinstance(found, Observation):
         hint = "; a step that is not done needs a next_observation" if found is None else ""
-        raise EnvError(
-            f"{_name(env)}.{method} must give an Observation, found {shown(found)}{hint}"
-        )
+        raise EnvError(f"{who} must give an Observation, found {shown(found)}{hint}")
     tokens_T = cast(tuple[object, ...] | None, found.tokens_T)
     # One set over the types, not a check a token: prompts are long and there are thousands of them.
     if not isinstance(tokens_T, tuple) or set(map(type, tokens_T)) != {int}:
         what = "an empty tuple" if tokens_T == () else shown(cast(object, tokens_T))
         raise EnvError(
-            f"{_name(env)}.{method} must give an Observation whose tokens_T is a tuple of "
-            f"at least one int, found {what}"
+            f"{who} must give an Observation whose tokens_T is a tuple of at least one int, found "
+            f"{what}"
         )
     return found
 
 
-def _checked_action(env: Env, found: object) -> Action:
-    if not isinstance(found, Action):
-        raise EnvError(f"{_name(env)}.act must give an Action, found {shown(found)}")
-    return found
-
-
-def _checked_result(env: Env, found: object) -> StepResult:
+def _checked_result(who: str, found: object) -> StepResult:
     if not isinstance(found, StepResult):
-        raise EnvError(f"{_name(env)}.step must give a StepResult, found {shown(found)}")
+        raise EnvError(f"{who} must give a StepResult, found {shown(found)}")
     if found.done and found.next_observation is not None:
-        raise EnvError(
-            f"{_name(env)}.step gave done=True with a next_observation; it must be None at the end"
-        )
-    check_measured(f"{_name(env)}.step", found.reward, found.metrics, found.logs)
+        raise EnvError(f"{who} gave done=True with a next_observation; it must be None at the end")
+    check_measured(who, found.reward, found.metrics, found.logs)
     return found
 
 
@@ -320,12 +297,14 @@ def answer_lengths(
         return {}
     lengths = sorted(len(step.action.tokens_T) for step, _ in steps)
     cut = [(step.action.text, gold) for step, gold in steps if _is_cut(step)]
-    return {
+    found = {
         "rollouts/truncated": len(cut) / len(steps),
         "rollouts/mean_tokens": sum(lengths) / len(steps),
         "rollouts/p95_tokens": lengths[math.ceil(0.95 * len(steps)) - 1],
-        **endings(cut, len(steps)),
     }
+    if cut:
+        found["rollouts/ran_on"] = sum(runs_on(text, gold) for text, gold in cut) / len(steps)
+    return found
 
 
 def _is_cut(step: Transition) -> bool:
@@ -350,43 +329,10 @@ def runs_on(text: str, gold: str | None) -> bool:
     return is_short or gold.casefold() in first.casefold()
 
 
-def repeats_itself(text: str) -> bool:
-    r"""Whether a text ends in one piece several times over; the last may be cut.
-
-    >>> repeats_itself("the end of the end of the end of the en"), repeats_itself("1. a\n2. b\n")
-    (True, False)
-    """
-    tail = text.rstrip()[-_TIMES * _LONGEST_PIECE :]
-    for size in range(1, len(tail) // _TIMES + 1):
-        times = max(_TIMES, math.ceil(_CHARACTERS / size))
-        if tail.endswith(tail[-size:] * times):
-            return True
-    return False
-
-
 def gold_of(problem: EnvGroupBuilder) -> str | None:
     """A problem's gold answer, if it has one of one turn."""
     gold = getattr(problem, "gold", None)
     return gold if isinstance(gold, str) else None
-
-
-def endings(cut: Sequence[tuple[str, str | None]], num_answers: int) -> dict[str, float]:
-    """Shares of all answers that ran on and that repeat themselves; nothing where none was cut.
-
-    Args:
-        cut: texts that were cut, each with its problem's gold answer.
-        num_answers: how many answers there are.
-    """
-    if not cut:
-        return {}
-
-    def share(shows: Callable[[str, str | None], bool]) -> float:
-        return sum(shows(text, gold) for text, gold in cut) / num_answers
-
-    return {
-        "rollouts/ran_on": share(runs_on),
-        "rollouts/repeated": share(lambda text, _: repeats_itself(text)),
-    }
 
 
 def lost_rollouts(groups_P: Sequence[TrajectoryGroup]) -> list[LostRollout]:

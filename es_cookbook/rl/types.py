@@ -271,7 +271,7 @@ class ProvableEnv(Env):
     """An Env on which gold answers are tried before a run: can its reward be earned?"""
 
     full_reward: float = 1.0
-    """What a perfect rollout earns; `RLDataset.validate` compares gold answers with it."""
+    """The reward of a perfect rollout; `RLDataset.validate` compares gold answers with it."""
 
     @abstractmethod
     async def try_gold(self, gold: str | tuple[str, ...], context_length: int) -> tuple[float, str]:

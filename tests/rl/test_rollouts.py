@@ -12,11 +12,9 @@ from es_cookbook.rl.rollouts import (
     answer_lengths,
     checked_group_rewards,
     count_tokens,
-    endings,
     env_metrics,
     lost_rollouts,
     mean_rewards,
-    repeats_itself,
     run_rollout,
     runs_on,
 )
@@ -226,7 +224,6 @@ def test_lengths_are_of_answers_and_those_that_were_cut_are_counted() -> None:
         "rollouts/mean_tokens": (8 + 3 + 16 * 4 + 6) / 19,
         "rollouts/p95_tokens": 8,
         "rollouts/ran_on": 0.0,
-        "rollouts/repeated": 0.0,
     }
     assert answer_lengths([TrajectoryGroup([[LOST]])]) == {}
 
@@ -247,18 +244,3 @@ def test_an_answer_ran_on_if_text_follows_a_first_line_that_answers(
     text: str, gold: str | None, does: bool
 ) -> None:
     assert runs_on(text, gold) is does
-
-
-@pytest.mark.parametrize(
-    ("text", "does"),
-    [
-        ("no no no no no no no no no no", True),
-        ("A: 5\nA: 5\nA: 5\nA: 5\nA: 5\nA:", True),
-        ("1. Add.\n2. Carry.\n3. Add again.", False),
-        ("10000000", False),
-    ],
-)
-def test_a_text_repeats_itself_if_it_ends_in_one_piece_several_times(text: str, does: bool) -> None:
-    assert repeats_itself(text) is does
-    shares = endings([(text, None), (" 5\nA: 6", "7")], 8)
-    assert shares == {"rollouts/ran_on": 1 / 8, "rollouts/repeated": does / 8}

@@ -13,7 +13,7 @@ from es_cookbook.common.terminal import plural
 from es_cookbook.engines.base import Top
 from es_cookbook.plugins.endpoint.requests import ChatRequest, Draw, RefusedRequest
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
-from es_cookbook.rl.messages.chat import KeptTurns
+from es_cookbook.rl.messages.chat import KeptTurns, Renderer
 from es_cookbook.rl.messages.encoder import inside, plain
 from es_cookbook.rl.messages.message import (
     ARGUMENTS,
@@ -22,11 +22,10 @@ from es_cookbook.rl.messages.message import (
     Message,
     ToolCall,
     as_json,
+    read_turn,
 )
-from es_cookbook.rl.messages.renderer import Renderer
 from es_cookbook.rl.messages.thoughts import closed_turn, opened_thought
 from es_cookbook.rl.messages.tools import ToolSchema
-from es_cookbook.rl.messages.turns import read_turn
 from es_cookbook.rl.types import Action, Observation, Tokenizer
 
 _PIECE = 1 << 16

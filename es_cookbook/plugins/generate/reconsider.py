@@ -45,9 +45,9 @@ from es_cookbook.common.terminal import plural, say
 from es_cookbook.population.evaluate import attempt
 from es_cookbook.population.results import Results, compare, results_of
 from es_cookbook.rl.data.problem_dataset import ChangedProblem
+from es_cookbook.rl.messages.chat import Renderer
 from es_cookbook.rl.messages.encoder import Controls, inside
 from es_cookbook.rl.messages.message import Message
-from es_cookbook.rl.messages.renderer import Renderer
 from es_cookbook.rl.messages.template import SENTINEL
 from es_cookbook.rl.messages.thoughts import opened_thought, whole_turn
 from es_cookbook.rl.objectives import REWARD

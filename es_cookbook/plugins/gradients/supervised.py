@@ -18,9 +18,9 @@ from es_cookbook.common.errors import DataError, ModelError
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.data.rows import Fields, Row, SkippedRows, messages_of, tools_of
 from es_cookbook.rl.data.sources import check_source, load_rows
+from es_cookbook.rl.messages.chat import Renderer
 from es_cookbook.rl.messages.encoder import Controls, inside, plain
 from es_cookbook.rl.messages.message import Message, with_system
-from es_cookbook.rl.messages.renderer import Renderer
 from es_cookbook.rl.rollouts import Example
 from es_cookbook.rl.types import ON_BAD_ROW_DOC, SOURCE_DOC, Action, OnBadRow, Tokenizer
 

@@ -52,10 +52,9 @@ from es_cookbook.common.errors import ConfigError, DataError, RequestError, near
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import printable
 from es_cookbook.rl.messages.chat import Chat, ChatOptions, KeptTurns
-from es_cookbook.rl.messages.message import Message, Parsed, ToolCall
+from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, read_turn
 from es_cookbook.rl.messages.thoughts import opened_thought, spoken, whole_turn
 from es_cookbook.rl.messages.tools import ToolSchema
-from es_cookbook.rl.messages.turns import read_turn
 from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams, Tokenizer
 

@@ -36,10 +36,9 @@ from es_cookbook.common.errors import EnvError, ESCookbookError
 from es_cookbook.plugins.verifiers.library import Source, Task, refuse_unplayable, said, text_of
 from es_cookbook.plugins.verifiers.tools import Tools
 from es_cookbook.rl.messages.chat import Chat, TokenStream
-from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, as_json
+from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, as_json, read_turn
 from es_cookbook.rl.messages.reading import JsonObject, read_call
 from es_cookbook.rl.messages.thoughts import opened_thought, spoken, whole_turn
-from es_cookbook.rl.messages.turns import read_turn
 from es_cookbook.rl.problem_env import check_prompt, digest_of
 from es_cookbook.rl.rollouts import check_metrics
 from es_cookbook.rl.types import (

@@ -387,19 +387,6 @@ _REFUSED = {
     "msgget": (68, 186),
     "semget": (64, 190),
     "mq_open": (240, 180),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsmount": (432, 432),
-    "mount_setattr": (442, 442),
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
 }
 _SOCKETS = {"socket": (41, 198), "socketpair": (53, 199)}
 
@@ -410,12 +397,12 @@ def filter_program(machine: str | None = None, families: tuple[int, ...] = (AF_U
 
     Sockets are of these families alone.
 
-    Namespaces, a lost user and limits on resources leave ways that this closes: the kernel's
-    keyrings and log, which have no namespace of their own; AF_VSOCK, which reaches the host of a
-    virtual machine without a network; memory that no address-space limit counts (System V segments,
-    memfds); a look into another process of the same user; and large parts of the kernel that
-    grading has no need of. Programs in another ABI of the processor (32 bits, x32) are killed:
-    their numbers mean other calls.
+    Namespaces, a dropped user without capabilities and resource limits leave gaps that this closes:
+    the kernel's keyrings and log, which have no namespace of their own; AF_VSOCK, which reaches the
+    host of a virtual machine without a network; memory that no address-space limit counts (System V
+    segments, memfds); other processes of the same user; and large parts of the kernel that grading
+    does not need. Programs in another ABI of the processor (32 bits, x32) are killed: their numbers
+    mean other calls.
 
     It is cBPF: loads, comparisons, jumps forward and verdicts.
 

@@ -26,10 +26,9 @@ from es_cookbook.common.errors import EnvError
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.messages.chat import Chat, Limit
 from es_cookbook.rl.messages.encoder import inside
-from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, parse_tool_calls
+from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, parse_tool_calls, read_turn
 from es_cookbook.rl.messages.thoughts import closed_turn, opened_thought, whole_turn
 from es_cookbook.rl.messages.tools import Result, run_call
-from es_cookbook.rl.messages.turns import read_turn
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import (
     Action,
@@ -131,8 +130,7 @@ class MessageEnv(ProvableEnv):
 
     @override
     async def try_gold(self, gold: str | tuple[str, ...], context_length: int) -> tuple[float, str]:
-        told = await told_gold(self, gold, self.chat.tokenizer, context_length)
-        return told.reward, ""
+        return (await told_gold(self, gold, self.chat.tokenizer, context_length)).reward, ""
 
     def _checked(self, found: object) -> Reply:
         where = f"{type(self).__qualname__}.reply"
@@ -245,13 +243,10 @@ class Script(Policy):
         tokens_T = inside(self._tokenizer, text)
         most = self._context_length - len(observation.tokens_T)
         most = min(most, observation.max_tokens or most)
-        if len(tokens_T) > most:
-            tokens_T = tokens_T[:most]
-            return Action(tokens_T, self._said.text(tokens_T), "length", (0.0,) * most)
-        end = self._tokenizer.eos_token_id
-        if isinstance(end, int) and len(tokens_T) < most:
-            tokens_T += (end,)
-        return Action(tokens_T, self._said.text(tokens_T), "stop", (0.0,) * len(tokens_T))
+        is_cut, end = len(tokens_T) > most, self._tokenizer.eos_token_id
+        tokens_T = (*tokens_T, end)[:most] if isinstance(end, int) else tokens_T[:most]
+        reason = "length" if is_cut else "stop"
+        return Action(tokens_T, self._said.text(tokens_T), reason, (0.0,) * len(tokens_T))
 
     @override
     async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:

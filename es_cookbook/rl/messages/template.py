@@ -14,7 +14,6 @@ depend on the day.
 import contextlib
 import dataclasses
 import json
-import logging
 import re
 import sys
 import time
@@ -22,7 +21,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, lru_cache
-from itertools import chain, combinations, groupby
+from itertools import chain, combinations, groupby, zip_longest
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -48,7 +47,6 @@ PATIENCE = 5.0
 """Seconds for the first chat that a template renders; long ones take milliseconds."""
 _FLAGS = re.compile(r"/(?:no_)?think\b")
 """Templates of some thinking models take these words out of what is said, and obey them."""
-logger = logging.getLogger(__name__)
 _tried: "weakref.WeakKeyDictionary[Tokenizer, object]" = weakref.WeakKeyDictionary()
 """Tokenizers -> the template that has rendered a chat in time."""
 DATE = datetime(2026, 1, 1, 12)
@@ -72,7 +70,6 @@ class ChatTemplate:
         self._controls = Controls.of(tokenizer)
         self._schemas = [self._shielded(dict(schema)) for schema in schemas] or None
         self._always: tuple[Change, ...] = (calls_as_text,) if calls_are_text else ()
-        self._has_told = False
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> "ChatTemplate":
@@ -102,12 +99,10 @@ class ChatTemplate:
         """
         try:
             shown = messages if as_written else [self._safe(message) for message in messages]
-            text = self._complete(shown, messages, open_turn)
+            return self._complete(shown, messages, open_turn)
         except RecursionError as error:
             who = name_of(self.tokenizer)
             raise ModelError(f"a call is nested too deeply for the template of {who}") from error
-        self._check(shown, text)
-        return text
 
     def turn(self, message: Message) -> tuple[int, ...]:
         """The tokens of the assistant's message behind a prompt, as the template writes it.
@@ -118,9 +113,8 @@ class ChatTemplate:
             ModelError: The template refuses it, or opens turns with what it does not begin with.
         """
         text = self.text([QUESTION, message], open_turn=False, as_written=True)
-        pairs = zip(self._opening, text, strict=False)
-        shorter = min(len(self._opening), len(text))
-        same = next((at for at, (a, b) in enumerate(pairs) if a != b), shorter)
+        pairs = zip_longest(self._opening, text)
+        same = next((at for at, (a, b) in enumerate(pairs) if a != b), len(text))
         extra, said = self._opening[same:], text[same:]
         if extra.strip():
             said = self._said_behind(extra, message)
@@ -250,26 +244,6 @@ class ChatTemplate:
             f"the chat template of {name_of(self.tokenizer)} leaves out {what} of a message of "
             f"the role {message.role}: {message.content!r:.60}"
         )
-
-    def _check(self, messages: Sequence[Message], text: str) -> None:
-        """Refuse a text without a tool, or without thoughts where the template shows none."""
-        who = f"the chat template of {name_of(self.tokenizer)}"
-        for schema in self._schemas or ():
-            name = cast("Schema", schema.get("function", schema)).get("name")
-            if str(name) not in text:
-                raise ModelError(f"{who} does not show the tool {name!r:.60}")
-        earlier = [message.reasoning for message in messages[:-1] if message.reasoning]
-        if any(each not in text for each in earlier):
-            if not self._shows_thoughts:
-                raise ModelError(f"{who} leaves out what is thought (reasoning_content)")
-            if not self._has_told:
-                self._has_told = True
-                logger.warning("%s leaves out thoughts of earlier turns (reasoning_content)", who)
-
-    @cached_property
-    def _shows_thoughts(self) -> bool:
-        thought = Message("assistant", SENTINEL, reasoning="Thought7Sentinel")
-        return thought.reasoning in self.raw([QUESTION, thought], open_turn=False)
 
 
 @lru_cache(16)

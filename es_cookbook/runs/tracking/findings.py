@@ -158,11 +158,6 @@ def cut_answers(row: _Row, prefix: str = "rollouts/") -> str:
             "most do not stop, but go on after a line that is an answer already; "
             'sampling.stop="\\n" ends an answer with its first line'
         )
-    elif row.get(f"{prefix}repeated", 0.0) > cut / 2:
-        change = (
-            "most do not stop, but repeat themselves, so a higher limit is no help; name the text "
-            'that should end an answer (sampling.stop="..."), or show in the prompt how one ends'
-        )
     return f"{cut:.0%} of the answers were cut off at sampling.max_tokens: {change}"
 
 

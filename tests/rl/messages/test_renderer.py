@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.common.errors import ConfigError, ModelError
-from es_cookbook.rl.messages.chat import Chat, ChatOptions
+from es_cookbook.rl.messages.chat import Chat, ChatOptions, Renderer
 from es_cookbook.rl.messages.message import Message
-from es_cookbook.rl.messages.renderer import Renderer
 from es_cookbook.rl.types import Action, Tokenizer
 from tests.chat_templates import CHATML, GEMMA, LLAMA, MISTRAL, add, tokenizer_with
 

@@ -12,9 +12,8 @@ from es_cookbook.plugins.endpoint.requests import chat_request
 from es_cookbook.plugins.endpoint.translator import Translator
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.messages.chat import Chat, ChatOptions, KeptTurns
-from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, call_text
+from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, call_text, read_turn
 from es_cookbook.rl.messages.message_env import Reply, Script, ToolEnv
-from es_cookbook.rl.messages.turns import read_turn
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Action
 from tests.chat_templates import CHATML, add, tokenizer_with

@@ -69,16 +69,12 @@ def kinds(*rows: Mapping[str, float]) -> list[str]:
             "the step is empty, since optimizer.learning_rate is 0 here$",
         ),
         (
-            {"rollouts/truncated": 0.31, "rollouts/ran_on": 0.1, "rollouts/repeated": 0.0},
+            {"rollouts/truncated": 0.31, "rollouts/ran_on": 0.1},
             r"31% of the answers were cut off at sampling.max_tokens: raise it, or ask for shorter",
         ),
         (
             {"rollouts/truncated": 0.9, "rollouts/ran_on": 0.8},
             r'90% of the answers were cut .*: most do not stop, .*; sampling.stop="\\n" ends an',
-        ),
-        (
-            {"rollouts/truncated": 0.9, "rollouts/ran_on": 0.1, "rollouts/repeated": 0.5},
-            r"90% of the answers were cut .* repeat themselves, so a higher limit is no help",
         ),
     ],
 )
