@@ -39,9 +39,8 @@ IMPORTED = {
     "es_cookbook.evolution.optimizers.base": "OPTIMIZER_NAMES Optimizer OptimizerBuilder",
     "es_cookbook.evolution.optimizers.es": "ES",
     "es_cookbook.population.evaluate": "attempt evaluate",
-    "es_cookbook.population.results": "compare results_of",
-    "es_cookbook.population.statistics": (
-        "bootstrap_interval mcnemar paired_bootstrap wilson_interval"
+    "es_cookbook.population.results": (
+        "bootstrap_interval compare mcnemar paired_bootstrap results_of wilson_interval"
     ),
     "es_cookbook.recipes.countdown.dataset": (
         "CountdownDatasetBuilder CountdownEnv Problem generate_problems solve"

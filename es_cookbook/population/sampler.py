@@ -26,7 +26,7 @@ import dataclasses
 import functools
 import gc
 import logging
-import re
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -40,25 +40,94 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import one_line, printable
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.genome import Genome
-from es_cookbook.population.group import RolloutGroup, attempted, running
-from es_cookbook.population.policy import Residents
+from es_cookbook.population.group import ResidentBlock, RolloutGroup, attempted, running
 from es_cookbook.population.results import problem_names
 from es_cookbook.population.scheduling import BlockScheduler, Overlap
-from es_cookbook.population.underway import Underway
 from es_cookbook.rl.data.problem_dataset import unchanged
 from es_cookbook.rl.timeouts import Watch
-from es_cookbook.rl.types import EnvGroupBuilder, LostRollout, SamplingParams, TrajectoryGroup
+from es_cookbook.rl.types import (
+    EnvGroupBuilder,
+    LostRollout,
+    SamplingParams,
+    Trajectory,
+    TrajectoryGroup,
+)
 
 _MOST_KINDS = 20
 """Kinds of lost rollouts that are told, and tracebacks that are kept."""
 _MOST_CHARS = 8_000
 """Of a traceback: its end says what happened."""
-_CAUSE_OF = r"\n\n(?:The above exception|During handling) "
-"""Before it in a traceback is where the failure began."""
-
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000
 
 _logger = logging.getLogger(__name__)
+
+
+_LEAST_SECONDS, _LEAST_SHARE = 2.0, 0.05
+"""Before which the time left is not estimated."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Rollouts:
+    """The rollouts of one generation, or of an evaluation.
+
+    Attributes:
+        generation: None of an evaluation.
+        count: of all of them.
+        began: when, by `time.monotonic`.
+        num_done: that have ended; of them `num_lost` were lost.
+        is_over: all have ended, or the run has.
+    """
+
+    generation: int | None
+    count: int
+    began: float = dataclasses.field(default_factory=time.monotonic)
+    num_done: int = 0
+    num_lost: int = 0
+    is_over: bool = False
+    _total: float = 0.0
+    _num_rewards: int = 0
+
+    def ended(self, rollout: Trajectory | LostRollout, has_reward: bool) -> None:
+        """Count one; whether its own reward is what its genome earned, or only a part of it."""
+        self.num_done += 1
+        if isinstance(rollout, LostRollout):
+            self.num_lost += 1
+        elif has_reward:
+            self._total += rollout.reward
+            self._num_rewards += 1
+
+    @property
+    def mean_reward(self) -> float:
+        """Of those that have ended and have one of their own; NaN without any."""
+        return self._total / self._num_rewards if self._num_rewards else math.nan
+
+    @property
+    def seconds(self) -> float:
+        """Since they began."""
+        return time.monotonic() - self.began
+
+    @property
+    def seconds_left(self) -> float:
+        """Until all have ended, if the others take as long; NaN if it is too early to tell."""
+        if self.num_done < _LEAST_SHARE * self.count or self.seconds < _LEAST_SECONDS:
+            return math.nan
+        return self.seconds * (self.count - self.num_done) / self.num_done
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Underway:
+    """What a run is doing.
+
+    Attributes:
+        rollouts: that began last; None before the first.
+    """
+
+    rollouts: Rollouts | None = None
+
+    def begin(self, generation: int | None, count: int) -> Rollouts:
+        """Begin so many rollouts, of a generation or of an evaluation (None)."""
+        self.rollouts = Rollouts(generation, count)
+        return self.rollouts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,7 +225,7 @@ class PopulationSampler:
             elif overlap is not None:
                 overlap.all_taken.set()
             genomes_G = population.genomes_G[taken.range_G.start : taken.range_G.stop]
-            block = Residents(
+            block = ResidentBlock(
                 taken.range_G, range(len(genomes_G)), has_own_centre=overlap is not None
             )
             rollouts.count(loading=1)
@@ -190,7 +259,7 @@ class PopulationSampler:
         """
         size = 1, attempts
         async with self._rollouts(generation, env_group_builders_P, size, sampling) as rollouts:
-            centre = Residents(range(1), ["centre"])
+            centre = ResidentBlock(range(1), ["centre"])
             await attempted(rollouts.groups_P, centre, rollouts.watch)
         return rollouts.results_P
 
@@ -346,11 +415,9 @@ class _Loss:
 
     @property
     def kind(self) -> tuple[str, str]:
-        """The same where the same class of exception came from the same line of code."""
-        first = re.split(_CAUSE_OF, self.lost.traceback, maxsplit=1)[0].rstrip()
-        places = [line for line in first.split("\n") if line.startswith("  File ")]
-        error = first.rpartition("\n")[2] or self.lost.reason
-        return error.partition(":")[0], places[-1] if places else ""
+        """The class of the exception, and the last line of code in its traceback."""
+        places = [line for line in self.lost.traceback.split("\n") if line.startswith("  File ")]
+        return self.lost.reason.partition(":")[0], places[-1] if places else ""
 
 
 def _losses(

@@ -31,8 +31,7 @@ from es_cookbook.engines.base import Engine, EngineBuilder, Host, SampleRequest,
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.evolution.spaces.base import SearchSpace
-from es_cookbook.population.group import RolloutGroup, attempted, running
-from es_cookbook.population.policy import Residents
+from es_cookbook.population.group import ResidentBlock, RolloutGroup, attempted, running
 from es_cookbook.rl.data.task import RowDatasetBuilder
 from es_cookbook.rl.timeouts import Watch
 from es_cookbook.rl.types import (
@@ -396,19 +395,19 @@ class RebuiltRun:
         await self.engine.close()
 
     @asynccontextmanager
-    async def _hosted(self, who: Target) -> AsyncGenerator[Residents]:
+    async def _hosted(self, who: Target) -> AsyncGenerator[ResidentBlock]:
         """Inside, whoever is to answer is resident: a genome alone, as number 0."""
         run, generation = self.run, self.generation
         centre = run.centre_of(generation) if isinstance(who, int) else generation
         if centre != self._at:
             await self._restore(centre)
         if not isinstance(who, int):
-            yield Residents(range(1), [who])
+            yield ResidentBlock(range(1), [who])
             return
         genome = run.genome(generation, who)
         async with self.engine.lend() as host:
             await host.load([genome])
-            yield Residents(range(1), [0], host)
+            yield ResidentBlock(range(1), [0], host)
 
     async def _problem(
         self, split: Split, number: int

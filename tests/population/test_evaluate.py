@@ -10,8 +10,8 @@ from es_cookbook.common.errors import ConfigError, TooManyLostError
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.population.evaluate import attempt, check_evaluation, evaluate, majority_ks_of
+from es_cookbook.population.results import wilson_interval
 from es_cookbook.population.sampler import PopulationSampler
-from es_cookbook.population.statistics import wilson_interval
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.types import ANSWER, Observation, SamplingParams
 from es_cookbook.runs.tracking.live import line_of

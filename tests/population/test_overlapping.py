@@ -25,7 +25,7 @@ from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.genetic.optimizer import Genetic
 from es_cookbook.plugins.mixtures.mixture import Mixture, Part
 from es_cookbook.plugins.mixtures.selection import Curriculum
-from es_cookbook.population.policy import Attempt, EnginePolicy, Residents
+from es_cookbook.population.group import Attempt, EnginePolicy, ResidentBlock
 from es_cookbook.population.scheduling import InOrder, Overlap
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.surrogate import Surrogate
@@ -259,7 +259,7 @@ async def test_the_centre_that_an_env_asks_is_that_of_its_genomes() -> None:
         async with pool.lend(0) as host:
             await host.load([Genome()])
             await pool.apply(Step((Term(7, 0.25),)))
-            block = Residents(range(1), [0], host, has_own_centre=True)
+            block = ResidentBlock(range(1), [0], host, has_own_centre=True)
             clock = Clock(watch)
             with clock:
                 attempt = Attempt(pool, SamplingParams(), block, lambda _: 0, clock)

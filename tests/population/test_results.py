@@ -9,9 +9,15 @@ import pytest
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.population.evaluate import attempt, ks_of, summary
-from es_cookbook.population.results import VOTE, Results, compare, majorities, results_of
+from es_cookbook.population.results import (
+    VOTE,
+    Results,
+    compare,
+    majorities,
+    results_of,
+    wilson_interval,
+)
 from es_cookbook.population.sampler import PopulationSampler
-from es_cookbook.population.statistics import wilson_interval
 from es_cookbook.rl.objectives import Outcomes
 from es_cookbook.rl.types import SamplingParams
 from tests.fakes import FakeEngine, problem

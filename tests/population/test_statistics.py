@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from es_cookbook.population.statistics import (
+from es_cookbook.population.results import (
     bootstrap_interval,
     mcnemar,
     paired_bootstrap,

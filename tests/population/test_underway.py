@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from es_cookbook.population.underway import Underway
+from es_cookbook.population.sampler import Underway
 from es_cookbook.rl.types import Action, LostRollout, Observation, Trajectory, Transition
 from es_cookbook.runs.tracking.base import RunInfo
 from es_cookbook.runs.tracking.live import LiveTracker

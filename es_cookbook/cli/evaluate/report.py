@@ -15,8 +15,7 @@ from es_cookbook.cli.evaluate.measuring import Evaluation, Setting
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.terminal import one_line, plural, printable
 from es_cookbook.population.evaluate import ks_of, majority_ks_of
-from es_cookbook.population.results import Comparison, Estimate, Results, compare
-from es_cookbook.population.statistics import FEW
+from es_cookbook.population.results import FEW, Comparison, Estimate, Results, compare
 from es_cookbook.rl.objectives import REWARD
 from es_cookbook.runs.tracking.jsonl import finite
 

@@ -21,7 +21,7 @@ import chz
 
 from es_cookbook.common.names import plugs_in
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.population.underway import Underway
+from es_cookbook.population.sampler import Underway
 from es_cookbook.rl.types import Logs, LostRollout, Trajectory, TrajectoryGroup
 from es_cookbook.runs.directory.directory import CHECKPOINTS, MODEL
 

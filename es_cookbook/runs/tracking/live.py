@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from es_cookbook.common.terminal import is_screen, plural, printable
-from es_cookbook.population.underway import Rollouts
+from es_cookbook.population.sampler import Rollouts
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 from es_cookbook.runs.tracking.findings import Findings
 from es_cookbook.runs.tracking.jsonl import CORRECT, PASS_AT, REWARD, duration_in_words, reported

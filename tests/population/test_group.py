@@ -4,7 +4,7 @@ import pytest
 
 from es_cookbook.common.errors import RequestError
 from es_cookbook.evolution.genome import Genome, Term
-from es_cookbook.population.policy import Attempt, EnginePolicy, Residents
+from es_cookbook.population.group import Attempt, EnginePolicy, ResidentBlock
 from es_cookbook.rl.timeouts import Clock, Watch
 from es_cookbook.rl.types import Observation, SamplingParams
 from tests.fakes import FakeEngine
@@ -17,10 +17,10 @@ PROMPT = Observation((5,))
 
 async def make(engine: FakeEngine) -> EnginePolicy:
     await engine.load([GENOME])
-    residents = Residents(range(6, 7), [0], host=engine)
+    block = ResidentBlock(range(6, 7), [0], host=engine)
     sampling = SamplingParams(max_tokens=3)
     clock = Clock(Watch(60))
-    return EnginePolicy(Attempt(engine, sampling, residents, lambda n: 100 + n, clock), 0)
+    return EnginePolicy(Attempt(engine, sampling, block, lambda n: 100 + n, clock), 0)
 
 
 async def test_each_call_has_the_next_seed_whoever_makes_it() -> None:
@@ -38,7 +38,7 @@ async def test_each_call_has_the_next_seed_whoever_makes_it() -> None:
 
 async def test_a_genome_that_is_gone_is_refused_and_the_centre_is_not() -> None:
     policy = await make(FakeEngine(capacity=4))
-    policy.attempt.residents.host = None
+    policy.attempt.block.host = None
     with policy.attempt.clock:
         with pytest.raises(RequestError, match=r"genome 6 was asked after .* hosts 4 at a time"):
             await policy.sample(PROMPT)
