@@ -20,15 +20,14 @@ from typing import TypeVar, cast
 import chz
 
 from es_cookbook.common.errors import ConfigError, nearest, other_format
-from es_cookbook.common.fields import NOT_RECORDED, fits, may_be_called, type_name
+from es_cookbook.common.fields import ANYTHING, NOT_RECORDED, arms, fits, may_be_called, type_name
 from es_cookbook.common.files import LARGEST_CONFIG, in_whole_characters, read_file
-from es_cookbook.common.names import FUNCTIONS, may_be_named
+from es_cookbook.common.registry import Registered, parts_of
 from es_cookbook.common.terminal import is_utf8, printable
 from es_cookbook.common.trust import (
     ANYTHING_REACHED,
     check_reached,
     is_own,
-    of_program,
     reference,
     references_in,
     resolve,
@@ -37,6 +36,8 @@ from es_cookbook.common.trust import (
 
 _Loaded = TypeVar("_Loaded")
 
+FUNCTIONS = Registered("functions")
+"""Functions of es_cookbook that a config may name: rewards of recipes, which only grade a text."""
 FORMAT = "$format"
 """Beside the fields of a whole config: the version of how it is written."""
 FORMAT_VERSION = 1
@@ -62,9 +63,9 @@ def config_to_json(config: object) -> str:
 def config_from_json(text: str, trust: Collection[str] = ()) -> object:
     """Rebuild the object that `config_to_json` wrote.
 
-    The text may be anybody's. Of es_cookbook it names the classes that a field takes
-    (`es_cookbook.common.names`) and no function; of the packages and scripts in `trust` and
-    of the script that was run, classes and functions. Every value must be of its field's declared
+    The text may be a stranger's. Of es_cookbook it may name chz classes that fit the field's type,
+    and the functions in `FUNCTIONS`; of the packages and scripts in `trust` and of the script that
+    was run, classes and functions. Every value must be of its field's declared
     type, and a class or a function itself may stand only where that asks for one. Nothing is called
     but the chz classes. What it would reach (an address, a repository) has to be in `trust` too
     (`es_cookbook.common.trust`).
@@ -302,9 +303,12 @@ class _Reader:
     def _object(
         self, text: str, plain_fields: Mapping[str, object], where: str, declared: object
     ) -> object:
-        config_class = self._resolved(text, where, declared, is_part=True)
+        config_class = self._resolved(text, where)
         if not (isinstance(config_class, type) and chz.is_chz(config_class)):
             raise ConfigError(f"{where}: {text} is not a chz class")
+        kinds = [arm for arm in arms(declared) if isinstance(arm, type)]
+        if not any(kind in ANYTHING or issubclass(config_class, kind) for kind in kinds):
+            raise ConfigError(f"{where} must be {type_name(declared)}, found an object of {text}")
         known = chz.chz_fields(config_class)
         values: dict[str, object] = {}
         for name, plain in plain_fields.items():
@@ -318,42 +322,30 @@ class _Reader:
             return config_class(**values)
 
     def _callable(self, text: str, where: str, declared: object) -> Callable[..., object]:
+        """A function, or a class itself: of es_cookbook only if it is in `FUNCTIONS`."""
         if not may_be_called(declared):
             raise ConfigError(
                 f"{where}: a class or a function itself may stand only where the type asks for "
                 f"one, and it is {type_name(declared)}"
             )
-        return self._resolved(text, where, declared, is_part=False)
-
-    def _resolved(
-        self, text: str, where: str, declared: object, *, is_part: bool
-    ) -> Callable[..., object]:
-        """What a name stands for, of es_cookbook only where it may.
-
-        A package that is trusted may have imported something of es_cookbook: that is not its own.
-        """
-        self._check_own(text, where, declared, is_part)
-        trust = {*self.trust}
-        if is_part and may_be_named(text, declared):
-            trust.add(text.partition(":")[0])  # It is registered by what the user has installed.
-        with _at(where):
-            found = resolve(text, trust)
-        self._check_own(f"{found.__module__}:{found.__qualname__}", where, declared, is_part)
+        self._check_function(text, where)
+        found = self._resolved(text, where)
+        # A package that is trusted may have imported something of es_cookbook.
+        self._check_function(f"{found.__module__}:{found.__qualname__}", where)
         return found
 
-    def _check_own(self, text: str, where: str, declared: object, is_part: bool) -> None:
-        """Refuse what is es_cookbook's and not a part that the field takes; imports nothing."""
-        if not is_own(text) or text in self.trust or text in FUNCTIONS.values():
-            return
-        if not is_part:
+    def _check_function(self, text: str, where: str) -> None:
+        if is_own(text) and text not in self.trust and text not in FUNCTIONS.values():
             raise ConfigError(
                 f"{where}: {text!r:.200} is es_cookbook's own; a config from a file names "
                 "functions, and classes themselves, of the packages and scripts in trust= alone"
             )
-        if not may_be_named(of_program(text), declared):
-            raise ConfigError(
-                f"{where} must be {type_name(declared)}, found an object of {text!r:.200}"
-            )
+
+    def _resolved(self, text: str, where: str) -> Callable[..., object]:
+        """What a name stands for; the user has installed, and so trusts, what is registered."""
+        trust = [*self.trust, *([text.partition(":")[0]] if parts_of(text) else [])]
+        with _at(where):
+            return resolve(text, trust)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,6 @@
 """Names for the parts of a config: `engine=vllm` is the same as `engine=VLLMEngineBuilder`.
 
-A part is imported only when it is chosen. A config from a file names classes instead: at each field
-the class that it declares, and the classes that distributions have registered in the groups of that
-kind (`plugs_in`). Any other class of es_cookbook is refused before it is imported.
+A part is imported only when it is chosen.
 """
 
 import functools
@@ -14,16 +12,12 @@ import chz
 import chz.factories
 
 from es_cookbook.common.errors import ConfigError, nearest
-from es_cookbook.common.fields import ANYTHING, NOT_RECORDED, CastError, arms
-from es_cookbook.common.registry import Registered, parts, parts_of
+from es_cookbook.common.fields import NOT_RECORDED, CastError
+from es_cookbook.common.registry import Registered, parts
 from es_cookbook.common.trust import load, typed
 
 _Class = TypeVar("_Class")
 _T = TypeVar("_T")
-
-FUNCTIONS = Registered("functions")
-"""Functions that a config may name: rewards of recipes, which only grade a text."""
-_GROUPS: dict[type, tuple[str, ...]] = {}
 
 
 class Names(chz.factories.standard):
@@ -174,28 +168,3 @@ def built_field(builder: Callable[..., _T], doc: str = "", **settings: object) -
     """The field of a config for a part, with other defaults (`settings`) than its class."""
     factory = functools.partial(builder, **settings) if settings else builder
     return chz.field(default_factory=factory, blueprint_unspecified=factory, doc=doc)
-
-
-def plugs_in(kind: type, *groups: str) -> None:
-    """Declare the groups whose classes a field of this kind accepts in a config from a file.
-
-    Args:
-        kind: the class that fields declare; fields of a subclass accept its subclasses.
-        groups: groups of entry points, without the prefix `es_cookbook.`.
-    """
-    _GROUPS[kind] = groups
-
-
-def may_be_named(text: str, declared: object) -> bool:
-    """Whether a config from a file may name this "module:Class" at a field of that type."""
-    found = {part.group for part in parts_of(text)}
-    for arm in arms(declared):
-        of_arm = arm if isinstance(arm, type) else None
-        if of_arm is not None and text == f"{of_arm.__module__}:{of_arm.__qualname__}":
-            return True
-        for kind, groups in _GROUPS.items():
-            takes = arm in ANYTHING or (of_arm is not None and issubclass(of_arm, kind))
-            named = text == f"{kind.__module__}:{kind.__qualname__}"
-            if takes and (named or found.intersection(groups)):
-                return True
-    return False

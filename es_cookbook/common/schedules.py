@@ -16,7 +16,7 @@ import chz
 
 from es_cookbook.common.checks import LEAST, MOST, check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.names import Names, plugs_in
+from es_cookbook.common.names import Names
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.terminal import plural
 
@@ -31,9 +31,6 @@ class Schedule(ABC):
     @abstractmethod
     def __call__(self, generation: int, num_generations: int) -> float:
         """The factor of `generation`, counted from 0, in a run of `num_generations`."""
-
-
-plugs_in(Schedule, "schedules")
 
 
 def schedule_field(doc: str, default: str = "none") -> Schedule:

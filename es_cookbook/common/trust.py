@@ -4,8 +4,7 @@ A class or function is written as "module:qualname". Following such a name impor
 runs its code. So a name from a file is checked as text first: its module must belong to es_cookbook
 or to a package or script in `trust`, and every piece must be a plain identifier. The object must
 also be defined there, not only imported there: `os` is an attribute of many modules, and everything
-can be reached from it. (Classes of es_cookbook are restricted further, by the type of the field:
-`es_cookbook.common.names.may_be_named`.)
+can be reached from it. `es_cookbook.common.configs` restricts it further, by the field's type.
 
 A class of a script is recorded under the name that the script has as a module, so that other
 programs can import it: `Env` of `recipes/my_env.py` is `my_env:Env`. A script is trusted by its

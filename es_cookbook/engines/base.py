@@ -22,7 +22,6 @@ import chz
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.common.errors import ConfigError, EngineError, RequestError
 from es_cookbook.common.machine.spans import NO_SPANS, Spans
-from es_cookbook.common.names import plugs_in
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.genome import MAX_SEED, Genome, Step
@@ -310,9 +309,6 @@ class EngineBuilder(ABC):
         Raises:
             ModelError: The model cannot be loaded or the search space does not fit it.
         """
-
-
-plugs_in(EngineBuilder, "engines")
 
 
 @chz.chz

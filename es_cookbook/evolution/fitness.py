@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.common.errors import EnvError
-from es_cookbook.common.names import plugs_in
 from es_cookbook.common.registry import Registered
 
 FITNESS_NAMES = Registered("fitness")
@@ -62,9 +61,6 @@ class Fitness(ABC):
             EnvError: An infinite reward.
             ValueError: An array that is not problems x genomes.
         """
-
-
-plugs_in(Fitness, "fitness")
 
 
 @chz.chz

@@ -32,7 +32,6 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, nearest
-from es_cookbook.common.names import plugs_in
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.rollouts import mean_over_attempts, rollout_metrics
 from es_cookbook.rl.types import (
@@ -183,9 +182,6 @@ class Objective(ABC):
         """
 
 
-plugs_in(Objective, "objectives")
-
-
 @chz.chz
 class Mean(Objective):
     """The mean reward over the attempts that were not lost."""
@@ -293,9 +289,6 @@ class AnswerSource(ABC):
         Raises:
             DataError: There is nothing to score; names the problem.
         """
-
-
-plugs_in(AnswerSource, "surrogates")
 
 
 def check_goes_with(

@@ -20,7 +20,6 @@ from typing import TypeAlias
 import chz
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.names import plugs_in
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.types import EnvGroupBuilder, Tokenizer
 
@@ -75,6 +74,3 @@ class Regulariser(ABC):
         """Its problems at which the centre is measured with the held-out ones; by default none."""
         del tokenizer, context_length, run_seed, test_P
         return ()
-
-
-plugs_in(Regulariser, "regularisers")

@@ -22,7 +22,6 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields import CastError
-from es_cookbook.common.names import plugs_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -591,6 +590,3 @@ class RLDatasetBuilder(ABC):
             DataError: A row that cannot be used; names the file and the line.
             ConfigError: Fields that cannot work together.
         """
-
-
-plugs_in(RLDatasetBuilder, "datasets")

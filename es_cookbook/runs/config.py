@@ -20,7 +20,7 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.names import Names, plugs_in, with_each
+from es_cookbook.common.names import Names, with_each
 from es_cookbook.common.schedules import (
     Constant,
     Schedule,
@@ -218,9 +218,6 @@ class RunConfig(ABC):
             run_seed=self.seed if seed is None else seed,
             log=None if log_path is None else functools.partial(add_to_log, log_path),
         )
-
-
-plugs_in(RunConfig, "runs", "recipes")
 
 
 @chz.chz

@@ -191,7 +191,7 @@ def graded_by(marker: str, name: str, **more: object) -> str:
         (written("Large", size=True), "config.size must be int, found True"),
         (
             written("Whole", part={"$class": f"{__name__}:Whole"}),
-            "config.part must be Part, found an object of Whole",
+            "config.part must be Part, found an object of .*Whole",
         ),
         (graded_by("$partial", "graded"), r"config.grade: '\$partial' is not how a config is"),
         ('{"$dict": [1]}', r"config: cannot convert"),

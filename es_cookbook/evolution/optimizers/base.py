@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import LEAST, MOST, check_literals
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.names import Names, plugs_in
+from es_cookbook.common.names import Names
 from es_cookbook.common.registry import Registered
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step, Term
@@ -202,9 +202,6 @@ class OptimizerNames(Names):
         if isinstance(part, type) and issubclass(part, OptimizerBuilder):
             return {**part.carried_over(self._es), **own}
         return own
-
-
-plugs_in(OptimizerBuilder, "optimizers")
 
 
 def refuse_zero_sigma(sigma: Callable[[int], float], num_generations: int) -> None:

@@ -45,7 +45,6 @@ from numpy.typing import NDArray
 
 from es_cookbook.common.checks import check_literals, check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.names import plugs_in
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.genome import Term
@@ -429,9 +428,6 @@ class SearchSpaceBuilder(ABC):
             return Shares(factors, self.partitions)
         own = {name: u for u, unit in enumerate(units) for name in unit}
         return Shares(factors, self.partitions, own, sizes)
-
-
-plugs_in(SearchSpaceBuilder, "search_spaces")
 
 
 def linear_shapes(

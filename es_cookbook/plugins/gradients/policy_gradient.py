@@ -51,7 +51,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.names import Names, plugs_in
+from es_cookbook.common.names import Names
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine
@@ -147,7 +147,6 @@ class Weighted(Method):
 
 
 _METHODS = Names(Registered("methods"), default="group")
-plugs_in(Method, "methods")
 _OBJECTIVES = Names({name: OBJECTIVE_NAMES[name] for name in ("mean", "pass_at_k")}, default="mean")
 
 

@@ -28,7 +28,6 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError, RequestError
-from es_cookbook.common.names import plugs_in
 from es_cookbook.common.registry import Registered
 from es_cookbook.plugins.judges.chat import AskAgainError
 from es_cookbook.plugins.judges.reward import JudgeServer, filled_message
@@ -130,9 +129,6 @@ class PairJudge(ABC):
             ConfigError: What is missing.
         """
         return
-
-
-plugs_in(PairJudge, "judges")
 
 
 @chz.chz

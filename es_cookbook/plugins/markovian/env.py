@@ -35,7 +35,6 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.names import plugs_in
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.messages.encoder import as_text
 from es_cookbook.rl.problem_env import (
@@ -183,9 +182,6 @@ class Template:
         mark = self.answer_mark.rstrip(" ")
         text = self.answer_mark[len(mark) :] + answer
         return as_text(tokenizer, mark), as_text(tokenizer, text)
-
-
-plugs_in(Template, "templates")
 
 
 @chz.chz

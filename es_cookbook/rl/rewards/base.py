@@ -23,7 +23,6 @@ import chz
 
 from es_cookbook.common.checks import is_measured, shown
 from es_cookbook.common.errors import ConfigError, EnvError, ESCookbookError
-from es_cookbook.common.names import plugs_in
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.rollouts import check_metrics
@@ -87,9 +86,6 @@ class Reward(ABC):
             DataError: What is missing or wrong.
         """
         self("", row)
-
-
-plugs_in(Reward, "rewards")
 
 
 async def graded(reward: RewardFunction, text: str, row: Fields, where: str) -> Grade:

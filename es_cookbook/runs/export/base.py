@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.names import plugs_in
 from es_cookbook.common.registry import Registered
 
 if TYPE_CHECKING:  # Options do without torch.
@@ -34,9 +33,6 @@ class ExportForm(ABC):
             ModelError: A model that this form cannot hold.
             OSError: It cannot be written.
         """
-
-
-plugs_in(ExportForm, "exports")
 
 
 @chz.chz

@@ -19,7 +19,6 @@ from typing import Literal, TypeAlias
 
 import chz
 
-from es_cookbook.common.names import plugs_in
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.population.sampler import Underway
 from es_cookbook.rl.types import Logs, LostRollout, Trajectory, TrajectoryGroup
@@ -124,9 +123,6 @@ class TrackerBuilder(ABC):
             RunDirectoryError: It cannot be written.
             ConfigError: It does not go with such a run.
         """
-
-
-plugs_in(TrackerBuilder, "trackers", "default_trackers")
 
 
 class Trackers(Tracker):
