@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 import pytest
 
-from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError
-from es_cookbook.common.schedules import HotSteps, Linear, Table
+from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.schedules import HotSteps, Table
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.plugins.branches import fork
 from es_cookbook.plugins.mixtures.mixture import Mixture, Part
@@ -25,7 +25,6 @@ from es_cookbook.runs.program import train
 from es_cookbook.runs.recorded import open_run, rebuild
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.fakes import Following
-from tests.settled import settled
 from tests.tiny_run import TinyConfig, tiny, untimed, write_tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -99,15 +98,6 @@ async def test_a_run_records_what_its_batches_follow_from(recorded: Path) -> Non
     assert "env/easy/correct" in metrics[0]
 
 
-async def test_a_run_that_stopped_goes_on_as_an_unbroken_one(
-    recorded: Path, rows: Path, tmp_path: Path
-) -> None:
-    await train(config(tmp_path / "run", rows, num_generations=3))
-    await train(config(tmp_path / "run", rows))
-    for name in ("history.jsonl", "rollouts.jsonl"):
-        assert untimed(tmp_path / "run" / name) == untimed(recorded / name)
-
-
 def following(log_path: Path, rows: Path, of_mixture: bool, num_generations: int) -> TinyConfig:
     """Scores follow what was solved, of a mixture with a curriculum or of rows."""
     task = Task(source=str(rows / "hard.jsonl"), reward=odd, problems_per_generation=6, num_test=2)
@@ -116,10 +106,10 @@ def following(log_path: Path, rows: Path, of_mixture: bool, num_generations: int
 
 
 @pytest.mark.parametrize("of_mixture", [True, False])
-async def test_a_reward_follows_results_after_an_interruption_and_in_a_fork(
-    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_mixture: bool
+async def test_a_reward_follows_results_after_an_interruption(
+    rows: Path, tmp_path: Path, of_mixture: bool
 ) -> None:
-    whole, stopped, forked = (tmp_path / name for name in ("whole", "stopped", "forked"))
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     await train(following(whole, rows, of_mixture, 5))
     done = [row["objective/done"] for row in read_metrics(whole / "metrics.jsonl")[:5]]
     records = list(read_history(whole / "history.jsonl"))
@@ -132,14 +122,6 @@ async def test_a_reward_follows_results_after_an_interruption_and_in_a_fork(
     await train(following(stopped, rows, of_mixture, 5))
     for name in ("history.jsonl", "rollouts.jsonl", "metrics.jsonl"):
         assert untimed(stopped / name) == untimed(whole / name)
-    options = f"log_path={whole} generation=2 output={forked} trust=tests"
-    monkeypatch.setattr("sys.argv", ["fork", *options.split()])
-    await anyio.to_thread.run_sync(fork.cli)
-    await train(following(forked, rows, of_mixture, 5))
-    ours, theirs = (
-        (path / "history.jsonl").read_text().splitlines()[1:] for path in (forked, whole)
-    )
-    assert ours == theirs
 
 
 async def test_every_rollout_comes_back(recorded: Path) -> None:
@@ -168,25 +150,10 @@ async def test_other_data_are_noticed(rows: Path, tmp_path: Path) -> None:
         await train(config(tmp_path / "run", own))
 
 
-async def test_a_longer_run_of_a_schedule_that_depends_on_it_is_refused(
-    rows: Path, tmp_path: Path
-) -> None:
-    schedule = Linear(final=0.5)
-    short = config(tmp_path / "run", rows, temperature_schedule=schedule, num_generations=2)
-    await train(short)
-    longer = config(tmp_path / "run", rows, temperature_schedule=schedule, num_generations=3)
-    with pytest.raises(RunDirectoryError, match="temperature_schedule=Linear depends on it"):
-        await train(longer)
-
-
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
         ({"optimizer": ES(population_size=4, antithetic=False)}, "optimizer.antithetic=True"),
-        (
-            {"optimizer": ES(population_size=4, evaluate_centre=True)},
-            "does not go with optimizer.evaluate_centre",
-        ),
         ({"sampling": SamplingParams(temperature=0.0)}, "set that above 0"),
         (
             {"temperature_schedule": Table(generations=(0, 2), factors=(1.0, 0.0))},
@@ -199,14 +166,6 @@ def test_settings_that_cannot_work_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         config(Path("unused"), rows, **fields)
-
-
-async def test_a_batch_that_does_not_divide_among_the_pairs_is_refused(
-    rows: Path, tmp_path: Path
-) -> None:
-    uneven = config(tmp_path / "run", rows, optimizer=settled(population_size=6))
-    with pytest.raises(ConfigError, match="must be a multiple of 3"):
-        await train(uneven)
 
 
 async def test_a_fork_goes_on_as_the_run_did(

@@ -24,9 +24,7 @@ GIVEN = "optimizer.sigma=0.1 optimizer.learning_rate=0.1"
     ("call", "announced", "options", "says"),
     [
         (LOADS, "converting", "model_name={file}", NOT_BEGUN),
-        (LOADS, "loading", "model_name={model}", NOT_BEGUN),
         (SAMPLES, "the centre answers", "model_name={model}", NOT_BEGUN),
-        (SAMPLES, "looking for sigma", "model_name={model} size=none", NOT_BEGUN),
         (SAMPLES, "before the first generation", f"model_name={{model}} size=none {GIVEN}", BEGUN),
     ],
 )

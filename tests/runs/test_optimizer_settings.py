@@ -1,6 +1,7 @@
 """A recipe's settings reach whichever optimizer is chosen, in every command, or it is said."""
 
 import functools
+import itertools
 import math
 from typing import cast
 
@@ -33,6 +34,7 @@ from es_cookbook.rl.objectives import (
 )
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.presets import PRESETS
+from tests.families import sampled
 from tests.tiny_run import BASE, tiny
 
 COMMANDS = ("train", *RECIPES)
@@ -59,8 +61,7 @@ def steps_of(optimizer: OptimizerBuilder) -> dict[str, object]:
     return {name: getattr(optimizer, name) for name in STEPS if name in chz.chz_fields(optimizer)}
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(("command", "name"), sampled(itertools.product(COMMANDS, OPTIMIZERS), 30))
 def test_what_a_command_sets_of_es_is_carried_over_or_found(command: str, name: str) -> None:
     es = steps_of(config_of(command).optimizer)
     space = {"search_space": SPACES[name]} if name in SPACES else {}
@@ -74,8 +75,7 @@ def test_what_a_command_sets_of_es_is_carried_over_or_found(command: str, name: 
     assert AUTO not in es.values() or name in SPACES or AUTO in steps_of(found).values()
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(("command", "preset"), sampled(itertools.product(COMMANDS, PRESETS), 20))
 def test_a_preset_and_the_command_make_the_settings_together(command: str, preset: str) -> None:
     before = steps_of(config_of(command).optimizer)
     after = steps_of(config_of(command, preset=preset).optimizer)
@@ -129,17 +129,11 @@ def drift(name: str, fitness: str, objective: str, genomes: int) -> float:
     return math.sqrt(float(centre.weights["a.weight"].square().mean())) / (DRIFT * sigma)
 
 
-@pytest.mark.parametrize("genomes", [16, 40])
-@pytest.mark.parametrize("fitness", FITNESS)
-@pytest.mark.parametrize("name", FOUND)
-def test_the_centre_drifts_as_far_as_auto_promises(name: str, fitness: str, genomes: int) -> None:
-    assert 0.8 <= drift(name, fitness, "mean", genomes) <= 1.25
-
-
-@pytest.mark.parametrize("objective", OBJECTIVE_NAMES)
-@pytest.mark.parametrize("fitness", FITNESS)
-@pytest.mark.parametrize("name", FOUND)
-def test_the_centre_drifts_as_far_whatever_is_scored(
-    name: str, fitness: str, objective: str
+@pytest.mark.parametrize(
+    ("name", "fitness", "objective", "genomes"),
+    sampled(itertools.product(FOUND, FITNESS, OBJECTIVE_NAMES, (16, 40)), 60),
+)
+def test_the_centre_drifts_as_far_as_auto_promises(
+    name: str, fitness: str, objective: str, genomes: int
 ) -> None:
-    assert 0.8 <= drift(name, fitness, objective, 24) <= 1.25
+    assert 0.8 <= drift(name, fitness, objective, genomes) <= 1.25

@@ -1,8 +1,5 @@
 """A run as a program: what it says, what it leaves, and where a loop is running already."""
 
-import base64
-import gzip
-import json
 import logging
 import os
 import re
@@ -17,9 +14,6 @@ import pytest
 
 from es_cookbook.cli.resume import Resume
 from es_cookbook.cli.resume import main as resume
-from es_cookbook.recipes.alignment.train_cli import CLIConfig as Alignment
-from es_cookbook.recipes.conciseness.train_cli import CLIConfig as Conciseness
-from es_cookbook.recipes.tic_tac_toe.train_cli import CLIConfig as TicTacToe
 from es_cookbook.rl.types import Datasets, RLDatasetBuilder, Tokenizer
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import run as run_config
@@ -27,20 +21,13 @@ from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.jsonl import Result, read_metrics
 from es_cookbook.runs.tracking.trackers import TrackersBuilder
 from tests.fakes import SmallDatasetBuilder
-from tests.tiny_run import BASE, TinyConfig, tiny
+from tests.tiny_run import TinyConfig, tiny
 
 pytestmark = pytest.mark.anyio
 
 
 def short(log_path: Path, **fields: Any) -> TinyConfig:
     return tiny(log_path, **{"num_generations": 2} | fields)
-
-
-def test_a_start_says_what_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_config(tiny(tmp_path, num_generations=1))
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == f"{tmp_path}: loading {BASE} on FakeEngineBuilder"
-    assert said[1] == "evaluating 4 held-out problems before the first generation"
 
 
 def test_a_run_returns_what_it_brought(tmp_path: Path) -> None:
@@ -66,25 +53,8 @@ def test_a_resumed_run_says_in_the_end_what_it_brought(
     )
 
 
-def test_recipes_tell_of_their_own_measure() -> None:
-    assert TicTacToe().main_metric == "test/env/all/loses_to_random"
-    assert Conciseness().main_metric == "test/env/all/concise"
-    assert Alignment().main_metric == "test/env/all/correct"
-
-
 def reported(log_path: Path) -> TinyConfig:
     return chz.replace(short(log_path), trackers=TrackersBuilder(live=None))
-
-
-def test_a_complete_run_leaves_its_report(tmp_path: Path) -> None:
-    anyio.run(train, reported(tmp_path / "run"))
-    page = (tmp_path / "run/report.html").read_text("utf-8")
-    found = re.search(r'id="charts-data">(.*?)<', page)
-    assert found is not None
-    charts: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(found[1])))
-    (run,) = charts["runs"]
-    assert run["state"] == "complete"
-    assert run["columns"]["progress/generation"] == [0, 1, 2]
 
 
 def test_a_report_that_cannot_be_written_is_one_warning(

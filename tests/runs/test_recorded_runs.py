@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 import shutil
 import sys
 import zlib
@@ -18,7 +17,7 @@ from es_cookbook.cli.export import main as export
 from es_cookbook.cli.resume import Resume
 from es_cookbook.cli.resume import main as resume
 from es_cookbook.common.configs import config_from_json, config_to_json, load_config
-from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
+from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.history.store import read_history
 from tests.runs.records import cut_run
@@ -129,13 +128,10 @@ SAID = (
         ["rewind", "RUN", "generation=1"],
         ["play", "RUN"],
         ["evaluate", "log_path=RUN"],
-        ["evaluate", "model_name=RUN", "recipe=countdown"],
         ["evaluate", "model_name=RUN@2", "recipe=countdown"],
         ["export", "RUN", "output=new"],
         ["show", "RUN"],
         ["report", "RUN"],
-        ["frames", "RUN", "output=new"],
-        ["countdown", "log_path=RUN"],
         ["countdown", "log_path=RUN", "behavior_if_log_dir_exists=delete"],
     ],
     ids=" ".join,
@@ -155,26 +151,6 @@ def test_a_run_of_before_version_1_is_refused_in_one_sentence(
     assert said.count(SAID) == 1 and f"{run}/config.json: {SAID}" in said.splitlines()[-1]
     assert "Traceback" not in said
     assert contents(run) == before and not Path("new").exists()
-
-
-def test_runs_of_before_version_1_are_told_of_in_a_list(
-    runs: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    run = of_before("low_rank", runs)
-    monkeypatch.setattr(sys, "argv", ["", "runs", str(runs)])
-    main()
-    listed = capfd.readouterr().out
-    assert caplog.messages == [f"{run}/config.json: {SAID}"]
-    assert "full_rank" in listed and "low_rank" not in listed
-
-
-def test_a_history_of_before_version_1_is_refused(runs: Path) -> None:
-    history = of_before("low_rank", runs) / "history.jsonl"
-    with pytest.raises(HistoryError, match=re.escape(f"history.jsonl, line 1: {SAID}")):
-        list(read_history(history))
 
 
 @pytest.mark.parametrize(("version", "said"), [(2, "2"), ("x" * 99, "'x"), (None, SAID)])

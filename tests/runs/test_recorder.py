@@ -85,43 +85,8 @@ async def test_trackers_are_told_in_order_and_only_of_what_counts(tmp_path: Path
         ("finish", 0, 2),
         ("close", 0, 2),
     ]
-
-
-async def test_what_a_tracker_reports_is_logged_with_every_generation(tmp_path: Path) -> None:
-    await train(short(tmp_path))
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [row.get("watching/calls") for row in rows] == [0.0, 3.0, None]
-
-
-@chz.chz
-class LookingBuilder(TrackerBuilder):
-    """Builds a tracker that looks at what is under way whenever a generation is recorded."""
-
-    def __call__(self, run: RunInfo) -> Tracker:
-        return Looking(run)
-
-
-class Looking(Tracker):
-    seen: ClassVar[list[tuple[int | None, int, int, bool]]] = []
-    runs: ClassVar[list[RunInfo]] = []
-
-    def __init__(self, run: RunInfo) -> None:
-        self.seen.clear()
-        self.runs[:] = [run]
-
-    def recorded(self, generations: int) -> None:
-        now = self.runs[0].underway.rollouts
-        assert now is not None
-        self.seen.append((now.generation, now.num_done, now.count, now.is_over))
-
-
-async def test_trackers_can_see_what_is_under_way(tmp_path: Path) -> None:
-    await train(short(tmp_path, trackers=LookingBuilder(), eval_every=7))
-    (run,) = Looking.runs
-    assert run.start_generation == 0 and not run.measured
-    (first, second, last) = Looking.seen
-    assert (first[0], second[0], last[0]) == (0, 1, None)
-    assert all(is_over and done == of for _, done, of, is_over in Looking.seen)
 
 
 async def test_what_the_centre_earns_is_told_before_a_generation_that_may_take_long(

@@ -1,9 +1,10 @@
-"""What a run's config refuses, whatever moves the model."""
+"""Numbers that a run's Config refuses, and the nearest ones that it accepts."""
 
 import chz
 import pytest
 
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.rl.objectives import PassAtK
 from tests.tiny_run import TinyConfig
 
 CONFIG = TinyConfig(model_name="a/model", log_path="run", num_generations=1)
@@ -13,6 +14,9 @@ CONFIG = TinyConfig(model_name="a/model", log_path="run", num_generations=1)
     ("field", "wrong", "said", "accepted"),
     [
         ("attempts", 0, "attempts must be at least 1, found 0", 1),
+        ("snapshot_every", -1, "snapshot_every must be 0 or more, found -1", 0),
+        ("objective", PassAtK(k=4), "objective.k=4 needs attempts=4 or more", PassAtK(k=1)),
+        ("eval_attempts", 2, "eval_attempts=2 would all be alike, since eval_temperature=0", 1),
         ("num_generations", 0, "num_generations must be at least 1, found 0", 1),
         ("eval_every", -1, "eval_every must be 0 or more, found -1", 0),
         ("max_failed_fraction", -0.1, r"max_failed_fraction must be in \[0, 1\], found -0.1", 0.0),
@@ -22,7 +26,7 @@ CONFIG = TinyConfig(model_name="a/model", log_path="run", num_generations=1)
     ],
 )
 def test_numbers_that_cannot_be_are_refused_and_those_beside_are_not(
-    field: str, wrong: float, said: str, accepted: float
+    field: str, wrong: object, said: str, accepted: object
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         chz.replace(CONFIG, **{field: wrong})
