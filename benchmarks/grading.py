@@ -33,7 +33,7 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.recipes.countdown.arithmetic import MAX_LENGTH, CountdownReward, grade_countdown
-from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder, solved_problems
+from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.grading.workers import end_idle_workers, in_worker
 from es_cookbook.rl.types import (
     Action,
@@ -44,6 +44,7 @@ from es_cookbook.rl.types import (
     SamplingParams,
     StepResult,
 )
+from tools.bundled.countdown_demonstrations import demonstration, solved_problems
 
 REPEATS = 7
 GENOMES, PROBLEMS = 32, 16
@@ -118,7 +119,7 @@ def gradings_a_second(fractions: bool) -> float:
         cases = [(text, (1,), 1) for text in texts]
     else:
         solved = itertools.islice(solved_problems(0), 2000)
-        cases = [(s.demonstration, p.numbers, p.target) for p, s in solved]
+        cases = [(demonstration(s), p.numbers, p.target) for p, s in solved]
     began = time.thread_time()
     grades = [grade_countdown(text, numbers, target, reward) for text, numbers, target in cases]
     seconds = time.thread_time() - began

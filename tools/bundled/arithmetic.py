@@ -13,7 +13,7 @@ Demonstrations are drawn from all training problems; held-out ones are never sho
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import chz
 
@@ -21,10 +21,10 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.recipes.arithmetic.dataset import (
     Problem,
+    columns,
     draw_problem,
     gold_answer,
     question,
-    without_carries,
 )
 from es_cookbook.recipes.arithmetic.train_cli import CLIConfig
 from es_cookbook.rl.data.generated import training_problem
@@ -48,6 +48,15 @@ class Config(warm_start.Config):
     @chz.validate
     def _share(self) -> None:
         check_range(self, "careless", at_least=0, at_most=1)
+
+
+def without_carries(terms: Sequence[int]) -> str:
+    """The answer, ones first, of somebody who adds each column and forgets to carry.
+
+    >>> without_carries([347, 285])
+    '225'
+    """
+    return "".join(str(column % 10) for column in columns(terms))
 
 
 def forgets_to_carry(problem: Problem, careless: float, rng: random.Random) -> bool:

@@ -25,9 +25,10 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
-from es_cookbook.recipes.countdown.dataset import Problem, Solution, question, solved_problems
+from es_cookbook.recipes.countdown.dataset import Problem, Solution, question
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from tools import warm_start
+from tools.bundled.countdown_demonstrations import demonstration, solved_problems
 from tools.small_model import EOS, Batch, build_model, build_tokenizer, happens
 from tools.warm_start import Phase, make, on_held_out
 
@@ -103,7 +104,7 @@ def batches(
 
 def main(config: Config) -> None:
     """Learn in two phases, measure after each, write the model."""
-    clean = functools.partial(batches, config.seed, lambda _, each, __: each.demonstration)
+    clean = functools.partial(batches, config.seed, lambda _, each, __: demonstration(each))
     careless = functools.partial(batches, config.seed, demonstrate_carelessly)
     phases = [Phase("warm_start/ability", clean, STEPS)]
     if config.habit_steps:

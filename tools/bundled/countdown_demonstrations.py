@@ -7,17 +7,37 @@ that it should give, `completion`: `<think>first step</think><answer>expression<
 are the training ones, never the held-out.
 """
 
+from collections.abc import Iterator
+
 from es_cookbook.common.cli import run_cli
-from es_cookbook.recipes.countdown.dataset import question, solved_problems
+from es_cookbook.recipes.countdown.dataset import (
+    Problem,
+    Solution,
+    generate_problems,
+    question,
+    solve,
+)
 from tools.rows.generated import RowsConfig as Config
 from tools.rows.generated import write
+
+
+def solved_problems(seed: int) -> Iterator[tuple[Problem, Solution]]:
+    """Training problems of `generate_problems`, with their canonical solutions."""
+    for problem in generate_problems(seed, "train"):
+        if (solution := solve(problem.numbers, problem.target)) is not None:
+            yield problem, solution
+
+
+def demonstration(solution: Solution) -> str:
+    """The whole answer, as a small model is taught it."""
+    return f"<think>{solution.first_step}</think><answer>{solution.expression}</answer>"
 
 
 def main(config: Config) -> None:
     rows = (
         {
             "prompt": question(problem.numbers, problem.target, "compact"),
-            "completion": solution.demonstration,
+            "completion": demonstration(solution),
         }
         for problem, solution in solved_problems(config.seed)
     )

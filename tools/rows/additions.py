@@ -16,8 +16,8 @@ from es_cookbook.recipes.arithmetic.dataset import (
     generate_problems,
     gold_answer,
     question,
-    without_carries,
 )
+from tools.bundled.arithmetic import without_carries
 from tools.rows.generated import RowsConfig as Config
 from tools.rows.generated import with_a_wrong_character, write
 

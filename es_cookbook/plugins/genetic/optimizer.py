@@ -127,14 +127,6 @@ def difference(individual: Individual, centre: Individual) -> tuple[Term, ...]:
     )
 
 
-def distance(a: Individual, b: Individual) -> int:
-    """Number of genes in which two individuals differ (Stanley and Miikkulainen 2002).
-
-    It is not divided by the number of genes: that share would shrink as genealogies grow.
-    """
-    return len(a ^ b)
-
-
 def uniform(a: Individual, b: Individual, from_a: Callable[[int], bool]) -> Individual:
     """Uniform crossover: each gene as in `a` if the coin `from_a(birth)` says so, else as in `b`.
 
@@ -178,8 +170,11 @@ class Parent(NamedTuple):
 
 
 def genes_apart(a: Parent, b: Parent) -> float:
-    """Distance of two individuals by genes."""
-    return distance(a.individual, b.individual)
+    """Number of genes in which two individuals differ (Stanley and Miikkulainen 2002).
+
+    It is not divided by the number of genes: that share would shrink as genealogies grow.
+    """
+    return len(a.individual ^ b.individual)
 
 
 def behaviour_apart(a: Parent, b: Parent) -> float:
@@ -194,13 +189,6 @@ def behaviour_apart(a: Parent, b: Parent) -> float:
     pairs = zip(a.scores_P, b.scores_P, strict=True)
     gaps = [abs(one - other) for one, other in pairs if not math.isnan(one - other)]
     return math.fsum(gaps) / len(gaps) if gaps else math.inf
-
-
-DISTANCES: Mapping[str, Callable[[Parent, Parent], float]] = {
-    "seeds": genes_apart,
-    "behaviour": behaviour_apart,
-}
-"""Distances for species."""
 
 
 def best_first(parents: Sequence[Parent]) -> list[Parent]:
@@ -481,7 +469,8 @@ class _GeneticOptimizer(Optimizer):
 
     def _bred(self, generation: int) -> _Population:
         """The elites of each island, and children of parents that can be hosted."""
-        config, apart = self._config, DISTANCES[self._config.species_by]
+        config = self._config
+        apart = genes_apart if config.species_by == "seeds" else behaviour_apart
         members_G: list[Parent] = []
         outgrown = num_species = 0
         for i, parents in enumerate(self._islands):
@@ -529,7 +518,7 @@ class _GeneticOptimizer(Optimizer):
 
     def _is_near(self, individual: Individual) -> bool:
         """Whether it can be hosted with one more mutation."""
-        return distance(individual, self.champion) < self._config.max_terms
+        return len(individual ^ self.champion) < self._config.max_terms
 
     def _birth(self, generation: int, n: int) -> int:
         """The birth of child n of a generation; n = population_size is the ES step."""

@@ -1,22 +1,18 @@
-"""Quantised linear weights in memory: small numbers, scales and zero points.
+"""Quantised linear weights in memory: codes, scales and zero points.
 
-    W[o, i] = (code[o, i] - zero[r(o), g(i)]) · scale[r(o), g(i)]
+    W[o, i] = (code[o, i] - zero[o, g(i)]) · scale[o, g(i)]
 
-Codes are integers of a few bits, 0 ... 2^bits - 1, or floats of 8 bits, which have no
-zero points. A scale is shared by outputs r and inputs g: those of one output in groups (GPTQ,
-Frantar et al. 2022, arXiv:2210.17323; AWQ, arXiv:2306.00978), all of it, blocks of both axes
-(DeepSeek-V3, arXiv:2412.19437), or everything. Whole numbers without zero points have them all in
-the middle, 2^(bits - 1). The weight is computed in float32, where the difference is exact and the
-product is rounded once, and then cast to the dtype that samples: it is always derived, never the
-truth. Activations are not rounded: where a checkpoint asks for it (W8A8), vLLM does, and what is
-computed here is the model of these weights.
+Codes are integers of a few bits, 0 ... 2^bits - 1. A scale is shared by a group g of an output's
+inputs, or by all of them (GPTQ, Frantar et al. 2022, arXiv:2210.17323; AWQ, arXiv:2306.00978).
+Without zero points all are in the middle, 2^(bits - 1). The weight is computed in float32, where
+the difference is exact and the product is rounded once, and then cast to the dtype that samples: it
+is always derived, never the truth. Activations are not rounded: where a checkpoint asks for it
+(W8A8), vLLM does, and what is computed here is the model of these weights.
 
-What search spaces move are the parameters of a `CodesAndScales` of whole numbers; `moved` says what
-their values make of it. The result is a quantised weight again, with scales in the dtype that
-the checkpoint stores and whole numbers in its range: every genome is a checkpoint that could be
-written as it is. `files` reads and writes them.
-
-Left out: moving floats, whose steps differ in size, and whose scales may be floats of 8 bits too.
+What search spaces move are the parameters of a `CodesAndScales`; `moved` says what their values
+make of it. The result is a quantised weight again, with scales in the dtype that the checkpoint
+stores and integers in its range: every genome is a checkpoint that could be written as it is.
+`files` reads and writes them.
 """
 
 import dataclasses
@@ -38,11 +34,9 @@ class CodesAndScales(QuantisedWeight):
     """A quantised weight, never written.
 
     Attributes:
-        codes: (out, in), whole numbers 0 ... 2^bits - 1 as uint8, or floats as float8_e4m3fn.
-        scales: (rows, groups), in the dtype that the checkpoint stores.
-        zeros: (rows, groups), whole numbers as int16; None if there are none, or all are in the
-            middle by definition.
-        row_of_output: (out,), int64.
+        codes: (out, in), integers 0 ... 2^bits - 1 as uint8.
+        scales: (out, groups), in the dtype that the checkpoint stores.
+        zeros: (out, groups), integers as int16; None if all are in the middle by definition.
         group_of_input: (in,), int64.
         least_zero: the format's least zero point; there are 2^bits of them.
     """
@@ -50,7 +44,6 @@ class CodesAndScales(QuantisedWeight):
     codes: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor | None
-    row_of_output: torch.Tensor
     group_of_input: torch.Tensor
     bits: int
     least_zero: int = 0
@@ -67,23 +60,14 @@ class CodesAndScales(QuantisedWeight):
 
     @override
     def parameters(self) -> dict[str, torch.Tensor]:
-        """What search spaces may move: nothing of floats, whose steps differ in size."""
-        if self.codes.is_floating_point():
-            return {}
         zeros: dict[str, torch.Tensor] = {} if self.zeros is None else {"zeros": self.zeros}
         return {"scales": self.scales, **zeros, "codes": self.codes}
 
     @override
     def dequantised(self) -> torch.Tensor:
-        def spread(shared: torch.Tensor) -> torch.Tensor:
-            return shared.float()[self.row_of_output][:, self.group_of_input]
-
-        codes = self.codes.float()
-        if self.zeros is not None:
-            codes -= spread(self.zeros)
-        elif not self.codes.is_floating_point():
-            codes -= 2.0 ** (self.bits - 1)
-        return codes * spread(self.scales)
+        middle = 2.0 ** (self.bits - 1)
+        zeros = middle if self.zeros is None else self.zeros.float()[:, self.group_of_input]
+        return (self.codes.float() - zeros) * self.scales.float()[:, self.group_of_input]
 
     @override
     def moved(self, values: Mapping[str, torch.Tensor]) -> "CodesAndScales":
@@ -95,8 +79,8 @@ class CodesAndScales(QuantisedWeight):
                 - scales: factors on the base's scales; the product is rounded to float32, and then
                   to the dtype that the checkpoint stores.
                 - zeros: offsets from the base's zero points, as fractions of half the codes' range;
-                  the nearest whole number is added.
-                - codes: the codes themselves, taken to the nearest whole number.
+                  the nearest integer is added.
+                - codes: the codes themselves, rounded to the nearest integer.
         """
         changed: dict[str, torch.Tensor] = {}
         if (factors := values.get("scales")) is not None:
@@ -117,7 +101,6 @@ class CodesAndScales(QuantisedWeight):
             codes=self.codes.to(device),
             scales=self.scales.to(device),
             zeros=None if self.zeros is None else self.zeros.to(device),
-            row_of_output=self.row_of_output.to(device),
             group_of_input=self.group_of_input.to(device),
         )
 

@@ -83,15 +83,6 @@ def columns(terms: Sequence[int]) -> list[int]:
     return [sum(term // 10**place % 10 for term in terms) for place in range(length)]
 
 
-def without_carries(terms: Sequence[int]) -> str:
-    """The answer, ones first, of somebody who adds each column and forgets to carry.
-
-    >>> without_carries([347, 285])
-    '225'
-    """
-    return "".join(str(column % 10) for column in columns(terms))
-
-
 def forgot_a_carry(terms: Sequence[int], answer: str) -> bool:
     """Whether an answer, ones first, is right but for one or more carries that were forgotten.
 

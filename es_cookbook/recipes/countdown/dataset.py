@@ -140,11 +140,6 @@ class Solution:
     first_step: str
     expression: str
 
-    @property
-    def demonstration(self) -> str:
-        """The whole answer, as a small model is taught it."""
-        return f"<think>{self.first_step}</think><answer>{self.expression}</answer>"
-
 
 def solve(numbers: Sequence[int], target: int) -> Solution | None:
     """The first solution in a fixed order, or None where there is none.
@@ -162,13 +157,6 @@ def solve(numbers: Sequence[int], target: int) -> Solution | None:
         if (text := _search([step, *rest], target)) is not None:
             return Solution(f"{step.text}={step.value}", text)
     return None
-
-
-def solved_problems(seed: int) -> Iterator[tuple[Problem, Solution]]:
-    """Training problems of `generate_problems`, with their canonical solutions."""
-    for problem in generate_problems(seed, "train"):
-        if (solution := solve(problem.numbers, problem.target)) is not None:
-            yield problem, solution
 
 
 def _search(parts: list[_Part], target: int) -> str | None:

@@ -20,11 +20,11 @@ from collections.abc import Iterator, Sequence
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.generated import FOLDS, distinct
 
-_PEOPLE = (
+PEOPLE = (
     *(("Anna", "She"), ("Ben", "He"), ("Clara", "She"), ("David", "He"), ("Emma", "She")),
     *(("Felix", "He"), ("Greta", "She"), ("Hugo", "He")),
 )
-_THINGS = ("apples", "books", "coins", "cards", "marbles", "pencils", "shells", "stamps")
+THINGS = ("apples", "books", "coins", "cards", "marbles", "pencils", "shells", "stamps")
 _LARGEST = 99
 _OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
@@ -137,18 +137,10 @@ def _drawn(rng: random.Random) -> WordProblem | None:
             return None
         values[str(position)] = value
         steps.append(f"{values[left]}{operation}{values[right]}={value}")
-    (name, she), (other, _) = rng.sample(_PEOPLE, 2)
-    words = {"name": name, "other": other, "she": she, "things": rng.choice(_THINGS)}
+    (name, she), (other, _) = rng.sample(PEOPLE, 2)
+    words = {"name": name, "other": other, "she": she, "things": rng.choice(THINGS)}
     question = story.text.format(**words, **given).replace(f"Then {she}", f"Then {she.lower()}")
     return WordProblem(story, question, tuple(steps), numbers, values[str(len(steps))])
-
-
-def vocabulary() -> list[str]:
-    """All words and marks of the questions, in a fixed order."""
-    people = [word for person in _PEOPLE for word in (*person, person[1].lower())]
-    texts = " ".join(story.text for story in STORIES).replace(".", " .").replace("?", " ?")
-    words = [word for word in texts.split() if "{" not in word]
-    return list(dict.fromkeys([*people, *_THINGS, *words]))
 
 
 def _spaced(step: str) -> str:

@@ -32,7 +32,6 @@ GENOMES_G = [Genome((Term(7, 0.2),)), Genome((Term(7, -0.2),))]
 GENOMES_G.append(Genome((Term(7, 0.1), Term(8, 0.3))))
 TARGETS: tuple[Target, ...] = ("base", "centre", 0, 1, 2)
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
-STATIC = {"type": "float", "strategy": "tensor"}
 HOW: dict[str, How | ByLibrary] = {
     "gptq": How("gptq"),
     "gptq with zeros": How("gptq", symmetric=False, dtype=torch.float16),
@@ -40,10 +39,6 @@ HOW: dict[str, How | ByLibrary] = {
     "awq": How("awq", symmetric=False, dtype=torch.float16),
     "int8": ByLibrary("int-quantized", INT8, INT8 | {"strategy": "token", "dynamic": True}),
     "int8 with zeros": ByLibrary("int-quantized", INT8 | {"symmetric": False}, dtype=torch.float32),
-}
-FLOATS = {
-    "fp8 by block": How("fp8", bits=8, group=16),
-    "fp8 by output": ByLibrary("float-quantized", INT8 | {"type": "float"}, INT8 | STATIC),
 }
 SPACES = {
     "scales": QuantScales(),
@@ -70,7 +65,7 @@ async def scores(engine: TorchEngine, targets: tuple[Target, ...] = TARGETS) -> 
     return torch.tensor(await score_all(engine, asked))
 
 
-@pytest.mark.parametrize("how", (HOW | FLOATS).values(), ids=HOW | FLOATS)
+@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
 async def test_adapters_over_a_quantised_base_answer_as_over_the_same_numbers(
     quantised: Callable[[How | ByLibrary], Path], tmp_path: Path, how: How | ByLibrary
 ) -> None:
@@ -160,20 +155,6 @@ async def test_spaces_that_move_weights_are_refused_over_quantised_ones(
         if engine == "vllm":  # before it starts, so nothing of it is needed here
             await VLLMEngineBuilder()(model_name=str(path), search_space=space)
         async with running_engine(path, space):
-            pass
-
-
-@pytest.mark.parametrize("how", FLOATS.values(), ids=FLOATS)
-async def test_floats_host_adapters_alone(
-    quantised: Callable[[How | ByLibrary], Path], how: How | ByLibrary
-) -> None:
-    path = quantised(how)
-    for space in (QuantScales(), QuantCodes()):
-        with pytest.raises(ConfigError, match="no weight quantised to whole numbers; accepted"):
-            async with running_engine(path, space):
-                pass
-    with pytest.raises(ConfigError, match=rf"q_proj.weight is quantised to {how.bits} bits"):
-        async with running_engine(path, LowRank()):
             pass
 
 

@@ -17,8 +17,6 @@ from tests.quantised_models import ByLibrary, How, quantise, quantise_weight, se
 
 INT4 = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 32}
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
-FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
-STATIC, DYNAMIC = FP8 | {"strategy": "tensor"}, FP8 | {"strategy": "token", "dynamic": True}
 LIBRARY = {
     "int4 as llm-compressor's AWQ": ByLibrary("pack-quantized", INT4, dtype=torch.float16),
     "int4 by output": ByLibrary("pack-quantized", INT8 | {"num_bits": 4}),
@@ -28,14 +26,8 @@ LIBRARY = {
         "int-quantized", INT8 | {"symmetric": False}, INT8 | {"strategy": "tensor"}
     ),
     "w4a8": ByLibrary("int-quantized", INT4, INT8 | {"strategy": "token", "dynamic": True}),
-    "fp8 by tensor, static": ByLibrary("float-quantized", FP8 | {"strategy": "tensor"}, STATIC),
-    "fp8 by output, dynamic": ByLibrary("float-quantized", FP8 | {"strategy": "channel"}, DYNAMIC),
-    "fp8 by block": ByLibrary(
-        "float-quantized", FP8 | {"strategy": "block", "block_structure": [16, 32]}, DYNAMIC
-    ),
-    "fp8 naive": ByLibrary("naive-quantized", FP8 | {"strategy": "channel"}, dtype=torch.float32),
 }
-WHOLE = [
+ALL = [
     How("gptq"),
     How("gptq", symmetric=False, dtype=torch.float16),
     How("gptq", bits=8, symmetric=False, shuffled=True),
@@ -45,14 +37,8 @@ WHOLE = [
     How("gptq_v2", symmetric=False),
     How("gptq", bits=2, symmetric=False),
     How("awq", symmetric=False, dtype=torch.float16),
-    *(how for how in LIBRARY.values() if how.weights["type"] == "int"),
+    *LIBRARY.values(),
 ]
-FLOATS = [
-    How("fp8", bits=8, group=16),
-    How("fp8", bits=8, group=0),
-    *(how for how in LIBRARY.values() if how.weights["type"] == "float"),
-]
-ALL = WHOLE + FLOATS
 
 
 def name_of(how: How | ByLibrary) -> str:
@@ -94,7 +80,7 @@ def test_a_quantised_model_is_the_model_that_its_bits_stand_for(
     assert shapes[0] == shapes[1] and all(t.is_meta for t in outline.parameters().values())
 
 
-@pytest.mark.parametrize("how", sampled(WHOLE, 7), ids=name_of)
+@pytest.mark.parametrize("how", sampled(ALL, 7), ids=name_of)
 def test_what_did_not_move_is_written_as_it_was(
     model: Path, tmp_path: Path, how: How | ByLibrary
 ) -> None:
@@ -163,7 +149,6 @@ def by_library(form: str, weights: dict[str, object], **more: object) -> dict[st
         ({"group_size": "all"}, "its settings cannot be read"),
         ({"quant_method": "awq", "version": "gemv_fast"}, "its version is gemv_fast"),
         ({"quant_method": "awq", "bits": 8}, "it is awq of 8 bits"),
-        ({"quant_method": "fp8", "weight_block_size": [128]}, "its settings cannot be read"),
         ({"checkpoint_format": "marlin"}, "its checkpoint_format is marlin"),
         ({"dynamic": {"+:.*down.*": {"bits": 8}}}, r"its layers differ \(dynamic\)"),
         (by_library("pack-quantized", {}, transform_config={"u": {}}), "it has a transform_config"),
@@ -190,7 +175,7 @@ def test_other_formats_are_refused_with_those_that_are_accepted(
         load_causal_lm(str(tmp_path / "bits"), "auto", CPU)
 
 
-GPTQ, AWQ, BLOCKS = How("gptq"), How("awq", symmetric=False), How("fp8", bits=8, group=16)
+GPTQ, AWQ = How("gptq"), How("awq", symmetric=False)
 W8A8 = LIBRARY["w8a8 int"]
 
 
@@ -200,13 +185,12 @@ W8A8 = LIBRARY["w8a8 int"]
         (GPTQ, "scales", torch.Tensor.double, "are torch.float64, and gptq, .* stores float16"),
         (GPTQ, "scales", lambda t: t[:1], r"scales have shape \(96, 1\).*it must be \(96, 4\)"),
         (GPTQ, "qweight", torch.Tensor.long, "is torch.int64 .* gptq, .* stores torch.int32"),
-        (GPTQ, "scales", lambda t: t * torch.nan, "scales or codes of .* are NaN or infinite"),
+        (GPTQ, "scales", lambda t: t * torch.nan, "scales of .* are NaN or infinite"),
         (GPTQ, "g_idx", lambda t: t + 1, "must name one of 4 groups for each of 64 inputs"),
         (GPTQ, "qweight", None, "lacks model.layers.0.mlp.up_proj.qweight"),
         (AWQ, "qzeros", lambda t: t[:, :3], r"zeros have shape \(24, 4\)"),
         (AWQ, "qzeros", torch.Tensor.float, r"zeros have shape"),
-        (BLOCKS, "weight_scale_inv", None, r"float8_e4m3fn and has no scales.*weight_scale_inv"),
-        (BLOCKS, "weight", lambda t: (t.float() * torch.nan).to(t.dtype), "NaN or infinite"),
+        (W8A8, "weight_scale", None, "up_proj.weight is torch.int8 and has no scales"),
         (W8A8, "weight_zero_point", lambda _: torch.ones(96, 1), "is not 0, and config.json says"),
     ],
 )

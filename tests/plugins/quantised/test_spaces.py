@@ -32,7 +32,6 @@ WEIGHT = CodesAndScales(
     codes=torch.arange(32, dtype=torch.uint8).view(4, 8) % 16,
     scales=torch.tensor([[0.5, 2.0]] * 4, dtype=torch.bfloat16),
     zeros=torch.tensor([[0, 8], [3, 15], [1, 1], [7, 8]], dtype=torch.int16),
-    row_of_output=torch.arange(4),
     group_of_input=torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]),
     bits=4,
 )
