@@ -40,16 +40,6 @@ async def test_one_answer_is_graded_and_ends_the_rollout() -> None:
     assert (result.metrics, result.logs) == ({"length": 2.0}, {"said": "hi"})
 
 
-def test_chat_prompt_follows_the_tokenizers_own_template() -> None:
-    tokenizer = build_tokenizer(CHARACTERS)
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ '0' if m.role == 'system' else '1' }}:{{ m.content }}\n"
-        "{% endfor %}{% if add_generation_prompt %}<think>{% endif %}"
-    )
-    tokens_T = render_prompt(tokenizer, "3,4=7", chat=True, system="9")
-    assert tokenizer.decode(list(tokens_T)) == "0:9\n1:3,4=7\n<think>"
-
-
 @pytest.mark.parametrize(
     ("template", "sentence"),
     [
@@ -72,15 +62,6 @@ def test_a_template_that_fails_or_does_not_end_is_said(
     tokenizer.chat_template = template
     with pytest.raises(ModelError, match=sentence):
         render_prompt(tokenizer, "3,4=7", chat=True, system="9")
-
-
-@pytest.mark.parametrize("chat", [True, False])
-def test_prompt_is_plain_text_without_a_template(chat: bool) -> None:
-    tokenizer = build_tokenizer(CHARACTERS)
-    tokens_T = render_prompt(tokenizer, "3,4=7\n", chat=chat)
-    assert tokenizer.decode(list(tokens_T)) == "3,4=7\n"
-    with_system = render_prompt(tokenizer, "3,4=7\n", chat=chat, system="9")
-    assert tokenizer.decode(list(with_system)) == "9\n\n3,4=7\n"
 
 
 def test_characters_that_the_tokenizer_does_not_know_are_told_once(
@@ -112,12 +93,6 @@ def test_problems_of_one_content_or_one_prompt_are_the_same() -> None:
     assert [known.overlap([p.digests]) for p in asked] == [1, 1, 1, 0, 0]
     assert known.overlap(p.digests for p in asked) == 3
     assert known.overlap([(0,), (2**64 - 1,)]) == 0
-
-
-def test_what_one_problem_does_not_tell_is_not_known_of_all() -> None:
-    assert TrainedOn.of([(1,), ()]) is None and TrainedOn.of([]) is None
-    known = TrainedOn.of([(1,)])
-    assert known is not None and known.overlap([(1,), ()]) is None
 
 
 def test_a_digest_takes_eight_bytes_and_is_read_back() -> None:

@@ -5,10 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from es_cookbook.common.cli import built
-from es_cookbook.common.configs import config_from_json, config_to_json
-from es_cookbook.plugins.regularisers.kl import KLToBase
-from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from tests.distributions import Register
 
 ROOT = Path(__file__).parents[2]
@@ -36,14 +32,6 @@ def show(config):
 
 run_cli(show, CLIConfig, sys.argv[1:])
 """
-
-
-def test_an_option_of_one_chooses_it_and_none_is_chosen_without() -> None:
-    assert list(CLIConfig().regularisers) == []
-    asked = built(CLIConfig, {"kl.weight": "0.5"})
-    assert list(asked.regularisers) == [KLToBase(weight=0.5)]
-    assert config_from_json(config_to_json(asked)) == asked
-    assert '"preference"' not in config_to_json(asked), "another's part may not be there to read"
 
 
 def test_what_another_distribution_has_registered_is_an_option_too(

@@ -97,18 +97,12 @@ async def test_a_rollout_goes_on_turn_by_turn_until_done() -> None:
             "initial_observation must give an Observation, found str 'hello'",
         ),
         (Scripted(None, first=Observation(())), "at least one int, found an empty tuple"),
-        (Scripted(None, first=Observation([1, 2])), r"at least one int, found list \[1, 2\]"),  # pyright: ignore
-        (Scripted(None, first=Observation((1, "a"))), r"found tuple \(1, 'a'\)"),  # pyright: ignore
         (Scripted(1.0), "step must give a StepResult, found float 1.0"),
         (Scripted(StepResult(math.nan, True)), "finite number as reward, found float nan"),
-        (Scripted(StepResult(-math.inf, True)), "finite number as reward, found float -inf"),
         (Scripted(StepResult(1.7e308, True)), r"found float 1.7e\+308, above 1e\+100"),
-        (Scripted(StepResult(10**400, True)), r"found int 1000.*…, above 1e\+100"),
-        (Scripted(StepResult("1", True)), "finite number as reward, found str '1'"),  # pyright: ignore
         (Scripted(StepResult(1.0, True, Observation((1,)))), "done=True with a next_observation"),
         (Scripted(StepResult(1.0, False)), "found NoneType None; a step that is not done"),
         (Scripted(StepResult(1.0, True, metrics={"a": math.nan})), "found float nan for 'a'"),
-        (Scripted(StepResult(1.0, True, metrics={"a": "b"})), "found str 'b' for 'a'"),  # pyright: ignore
         (Scripted(StepResult(1.0, True, logs={"a": 1})), "found int 1 for 'a'"),  # pyright: ignore
     ],
 )
@@ -188,10 +182,8 @@ def test_a_mean_over_fewer_answers_says_over_how_many() -> None:
     [
         ([GroupReward(1.0)], "must give None or 2 GroupRewards, one a trajectory, found 1"),
         ([GroupReward(1.0), 2.0], "found float 2.0"),
-        (7, "found int 7"),
         ([GroupReward(math.inf), GroupReward(0.0)], "finite number as reward, found float inf"),
         ([GroupReward(1.0, {"a": math.nan}), GroupReward(0.0)], "found float nan for 'a'"),
-        ([GroupReward(1.0, logs={"a": 2}), GroupReward(0.0)], "texts as logs, found int 2 for 'a'"),
     ],
 )
 def test_wrong_group_rewards_are_named(found: object, what: str) -> None:

@@ -1,8 +1,6 @@
 """Genomes score the centre's answers, as a policy gradient would have them scored."""
 
 import dataclasses
-import functools
-import itertools
 import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +19,6 @@ from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.plugins.gradients.learner import Learner
 from es_cookbook.population.sampler import PopulationSampler
-from es_cookbook.rl.messages.chat import Chat
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rollouts import Example, mean_rewards
 from es_cookbook.rl.surrogate import AnswersProblem, GoldAnswers, Surrogate
@@ -35,7 +32,7 @@ from es_cookbook.rl.types import (
     Transition,
 )
 from tests.fakes import FakeEngine, problem
-from tests.rl.messages.test_message_env import TOKENIZER, Guess
+from tests.rl.messages.test_message_env import TOKENIZER
 from tests.tiny_run import write_tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -162,20 +159,6 @@ async def test_gold_answers_are_scored_whole_with_the_end_of_sequence() -> None:
     await engine.load([genome])
     (expected,) = [await engine.logprobs(LogprobsRequest(0, prompt_T, gold_T))]
     assert rewards_G.tolist() == [pytest.approx(math.fsum(expected))]
-
-
-async def test_a_gold_answer_of_several_turns_is_scored_behind_what_its_env_says() -> None:
-    make_env = functools.partial(Guess, Chat(TOKENIZER))
-    asked = ProblemGroupBuilder(make_env, "guess", gold=("3", "7"))
-    (answer,) = (await GoldAnswers().problem(asked, TrajectoryGroup([]), TOKENIZER)).answers
-    pairs = zip(answer.tokens_T, answer.learned_T, strict=True)
-    parts = [
-        TOKENIZER.decode([token for token, _ in part])
-        for _, part in itertools.groupby(pairs, key=lambda pair: pair[1])
-    ]
-    assert len(parts) == 4 and "Guess." in parts[0] and "Not 3." in parts[2]
-    end = TOKENIZER.decode([TOKENIZER.eos_token_id])
-    assert parts[1::2] == [f"3{end}", f"7{end}"]
 
 
 async def test_a_problem_without_a_gold_answer_is_refused_by_name() -> None:

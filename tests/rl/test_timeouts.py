@@ -37,14 +37,6 @@ async def test_waiting_for_the_engine_does_not_count() -> None:
     assert watch.seconds < 0.4
 
 
-async def test_a_cancellation_from_outside_is_not_overdue() -> None:
-    clock = Clock(Watch(60))
-    with anyio.move_on_after(0.01) as scope, clock:
-        await anyio.sleep_forever()
-    assert scope.cancelled_caught
-    assert clock.overdue_at is None
-
-
 async def test_clocks_stand_still_while_another_holds_the_event_loop() -> None:
     watch = Watch(0.3)
     clock = Clock(watch)

@@ -130,34 +130,3 @@ def test_a_field_of_the_prompt_that_rows_lack_is_named(tmp_path: Path) -> None:
     rows = [*asked(300), {"question": None, "answer": 2}]
     assert "line 301: field 'question' is missing" in refused(task(tmp_path, rows))
     task(tmp_path, rows, on_bad_row="skip").check()
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"tag": "kind"}, "line 1: field 'kind' is missing"),
-        ({"gold": "{anser}"}, "line 1: field 'anser' is missing; did you mean 'answer'?"),
-        ({"split_by": "kind"}, "field 'kind' is missing"),
-        ({"num_test": 99}, "rows.jsonl has 99 rows, and some must be left to train on"),
-        ({"problems_per_generation": 100}, "must be from 1 to "),
-    ],
-)
-def test_what_options_ask_of_rows(fields: Mapping[str, Any], said: str, tmp_path: Path) -> None:
-    assert said in refused(task(tmp_path, asked(99), **fields))
-
-
-def test_a_held_out_part_that_would_be_empty_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (empty := tmp_path / "test.jsonl").write_text("")
-    rows = asked(4)
-    few = {"problems_per_generation": 1}
-    assert "there are no rows to test on" in refused(
-        task(tmp_path, rows, test_source=str(empty), **few)
-    )
-    with as_program():
-        task(tmp_path, rows, num_test=0, **few).check()
-        assert not capsys.readouterr().err
-        task(tmp_path, rows, test_fraction=1e-9, **few).check()
-    said = capsys.readouterr().err
-    assert "none of its rows is in the share that is held out" in said and "num_test=10" in said

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import chz
 import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError
@@ -13,7 +12,7 @@ from es_cookbook.plugins.objectives.weighted_sum import WeightedSum
 from es_cookbook.population.results import problem_names
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.task import Task
-from es_cookbook.rl.rewards.format import Format, Tags
+from es_cookbook.rl.rewards.format import Format
 from es_cookbook.rl.types import Datasets
 from tests.chat_templates import CHATML, tokenizer_with
 from tests.recipe_problems import write_rows
@@ -90,18 +89,6 @@ async def test_bad_rows_are_skipped_and_told_and_no_other_row_changes_sides(
         f"(line {before[1][1]}: field 'question' is missing)",
         f"{path}: of {len(before[0])} training rows, 4 unusable and skipped ({first}, …)",
     ]
-
-
-async def test_a_row_without_the_field_that_splits_is_bad_too(tmp_path: Path) -> None:
-    found = rows(20)
-    del found[4]["answer"]
-    path = write_rows(tmp_path / "rows.jsonl", found)
-    given = {"split_by": "answer", "full_reward": None}
-    with pytest.raises(DataError, match=r"line 5: field 'answer' is missing.*dataset.split_by"):
-        task(path, **given).check()
-    task(path, **given, on_bad_row="skip").check()
-    train, test = lines(await task(path, **given, on_bad_row="skip")(TOKENIZER))
-    assert sorted(train + test) == [n for n in range(1, 21) if n != 5]
 
 
 # --- prompts that are too long -------------------------------------------------------------------
@@ -189,23 +176,6 @@ async def test_answers_begin_with_the_prefill_and_rewards_see_that_by_themselves
     assert await graded(told, answer) == 0.75
     plain = asked(await task(path, **given, chat=False)(TOKENIZER))
     assert plain[0] == "what is 0 and 1?<think>\n"
-
-
-async def test_tags_of_the_users_own_are_looked_for_in_their_place(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "rows.jsonl", rows(2))
-    think = Tags(start="<|begin_of_thought|>", end="<|end_of_thought|>")
-    answer = Tags(start="\\boxed{", end="}")
-    reward = Format(think=think, answer=answer)
-    given = {"num_test": 0, "full_reward": None, "reward": reward}
-    text = "<|begin_of_thought|>so<|end_of_thought|> \\boxed{1}"
-    assert await graded(await task(path, **given)(TOKENIZER), text) == 1.0
-    assert reward("<think>so</think><answer>1</answer>", {}) == 0.0
-    filled = await task(path, **given, prefill="<|begin_of_thought|>")(TOKENIZER)
-    assert await graded(filled, text.removeprefix("<|begin_of_thought|>")) == 1.0
-    paper = chz.replace(reward, form="paper")
-    assert paper(text.replace("> \\", ">\n\\"), {}) == 1.0 and paper(text, {}) == 0.6
-    with pytest.raises(ConfigError, match="end must be some text, found ''"):
-        Tags(start="a", end="")
 
 
 async def test_a_template_that_ends_in_the_prefill_itself_is_refused(tmp_path: Path) -> None:

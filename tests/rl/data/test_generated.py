@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from es_cookbook.cli.options import recipe_defaults
-from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.rl.data.generated import SourcedDatasetBuilder, distinct, fold_of
+from es_cookbook.common.errors import DataError
+from es_cookbook.rl.data.generated import SourcedDatasetBuilder, distinct
 from tests.recipe_problems import write_rows
 
 pytestmark = pytest.mark.anyio
@@ -31,14 +31,6 @@ SAME = {
 """Recipe -> two rows that are the same problem."""
 
 
-def test_a_tenth_of_the_problems_is_in_each_held_out_fold() -> None:
-    folds = [fold_of("a recipe", number) for number in range(5000)]
-    assert folds.count("test") == pytest.approx(500, abs=80)
-    assert folds.count("development") == pytest.approx(500, abs=80)
-    assert folds == [fold_of("a recipe", number) for number in range(5000)]
-    assert folds != [fold_of("another", number) for number in range(5000)]
-
-
 def test_a_stream_is_distinct_of_its_fold_and_ends() -> None:
     rng = random.Random(0)
 
@@ -48,21 +40,6 @@ def test_a_stream_is_distinct_of_its_fold_and_ends() -> None:
     assert sorted(distinct(lambda: rng.randrange(10), is_odd)) == [1, 3, 5, 7, 9]
     endless = distinct(lambda: rng.randrange(10**9), is_odd)
     assert all(number % 2 for number in islice(endless, 20))
-
-
-@pytest.mark.parametrize("name", SAME)
-def test_fields_that_cannot_work_are_named(name: str) -> None:
-    builder = type(recipe_defaults(name).dataset)
-    for field, value, sentence in (
-        ("num_train", 0, "num_train must be at least 1"),
-        ("num_test", -1, "num_test must be 0 or more"),
-        ("problems_per_generation", 0, "problems_per_generation must be at least 1"),
-        ("fold", 10, r"fold must be in \[0, [19]\], found 10"),
-        ("test_source", "a.jsonl", "test_source needs source=... beside it"),
-    ):
-        with pytest.raises(ConfigError, match=sentence):
-            builder(**{field: value})
-    assert builder(source="a.jsonl", fold=9)
 
 
 @pytest.mark.parametrize("name", SAME)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,6 @@ import pytest
 from es_cookbook.common.errors import DataError
 from es_cookbook.population.results import problem_names
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.data.sources import load_splits
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.types import Datasets
 from tests.recipe_problems import write_rows
@@ -119,41 +117,5 @@ class Number:
     key: int
 
 
-def is_held_out(number: Number) -> bool:
-    return number.key % 4 == 0
-
-
-def read(row: Row) -> Number:
-    return Number(row.integer("number"))
-
-
-def numbered(path: Path, numbers: Iterable[object]) -> str:
-    return write_rows(path, [{"number": number} for number in numbers])
-
-
 def keys(problems: dict[str, Number]) -> list[int]:
     return [problem.key for problem in problems.values()]
-
-
-def test_one_source_is_split_by_the_problems_and_read_until_both_have_enough(
-    tmp_path: Path,
-) -> None:
-    source = numbered(tmp_path / "all.jsonl", [*range(1, 9), "never read"])
-    train, test = load_splits(source, None, read, is_held_out, num_train=4, num_test=1)
-    assert (keys(train), keys(test)) == ([1, 2, 3, 5], [4])
-    assert list(test) == [f"{source}, line 4"]
-    with pytest.raises(DataError, match="line 9: field 'number' must be a whole number"):
-        load_splits(source, None, read, is_held_out, num_train=9, num_test=9)
-
-
-def test_two_sources_are_used_whole_and_must_be_disjoint(tmp_path: Path) -> None:
-    source = numbered(tmp_path / "train.jsonl", [4, 8, 5])
-    test_source = numbered(tmp_path / "test.jsonl", [6, 5])
-    train, test = load_splits(source, test_source, read, is_held_out, num_train=9, num_test=1)
-    assert (keys(train), keys(test)) == ([4, 8, 5], [6])
-    with pytest.raises(DataError) as caught:
-        load_splits(source, test_source, read, is_held_out, num_train=9, num_test=9)
-    assert str(caught.value) == (
-        f"{source}, line 3: this problem is also held out, in {test_source}, line 2; training and "
-        "test must be disjoint"
-    )

@@ -10,7 +10,6 @@ import os
 import platform
 import resource
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -71,22 +70,6 @@ async def test_a_program_runs_with_its_stdin_and_comes_back_with_what_it_wrote()
     ran = await run_code("import sys\nprint(int(input()) + 1)\nsys.exit('ü')", "41\n")
     assert (ran.ended, ran.exit_code, ran.stdout, ran.stderr) == ("exit", 1, "42\n", "ü\n")
     assert 0 < ran.seconds < 5
-
-
-@needs_sandbox
-@pytest.mark.parametrize(
-    ("code", "exit_code"),
-    [
-        ("import sys; sys.exit(7)", 7),
-        ("import os; os.kill(os.getpid(), 11)", 128 + signal.SIGSEGV),
-        ("import os; os.abort()", 128 + signal.SIGABRT),
-        ("1 +", 1),
-        ("\ud800\0", 1),
-    ],
-)
-async def test_how_a_program_ended_is_told(code: str, exit_code: int) -> None:
-    ran = await run_code(code)
-    assert (ran.ended, ran.exit_code) == ("exit", exit_code)
 
 
 @needs_sandbox
@@ -205,15 +188,6 @@ async def test_no_environment_variable_gets_in(monkeypatch: pytest.MonkeyPatch) 
     code = f"import os\nprint(set(os.environ) - {known!r})\nprint(open('/code.py').read())"
     found = await output(code)
     assert found[0] == "set()"
-    # Nor into the environment of bubblewrap, whose memory is in there with the code.
-    mark = new_mark()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run_code, f"{mark_oneself(mark)}time.sleep(100)")
-        await wait_until(lambda: len(marked(mark)) == 1)
-        inside = psutil.Process(marked(mark)[0])
-        for process in (inside, *inside.parents()[:2]):
-            assert "hf_secret" not in Path(f"/proc/{process.pid}/environ").read_text()
-        tasks.cancel_scope.cancel()
 
 
 @needs_sandbox
@@ -253,28 +227,6 @@ except OSError as error: print("no names")
 
 
 @needs_sandbox
-async def test_it_can_neither_kill_nor_signal_anybody_outside() -> None:
-    code = f"""
-import os, signal
-for pid in ({os.getpid()}, {os.getppid()}):
-    try: os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError: print("no such process")
-print(os.getppid())
-os.kill(1, signal.SIGKILL)
-print("alive", flush=True)
-try: os.kill(-1, signal.SIGKILL)
-except ProcessLookupError: print("nobody else", flush=True)
-os.killpg(0, signal.SIGKILL)
-"""
-    victim = subprocess.Popen([sys.executable, "-c", "open(0).read()"], stdin=subprocess.PIPE)
-    ran = await run_code(code)
-    assert ran.stdout.splitlines() == [*["no such process"] * 2, "1", "alive", "nobody else"]
-    assert ran.exit_code == 128 + signal.SIGKILL
-    assert victim.poll() is None
-    victim.communicate(b'""\n')
-
-
-@needs_sandbox
 async def test_ten_gigabytes_of_memory_are_refused_however_they_are_asked_for() -> None:
     code = """
 import ctypes, mmap, os
@@ -291,23 +243,11 @@ attempt("map", lambda: mmap.mmap(-1, 10 * 2**30))
 attempt("segment", lambda: call(libc.shmget, 0, ctypes.c_size_t(2**20), 0o1666))
 attempt("memfd", lambda: os.memfd_create("x"))
 attempt("queue", lambda: call(libc.msgget, 0, 0o1666))
-pids = []
-for _ in range(5):
-    try: pid = os.fork()
-    except OSError: break
-    if pid == 0:
-        kept = [bytearray(2**20)]
-        try:
-            while True: kept.append(bytearray(2**20))
-        except MemoryError: os._exit(0)
-    pids.append(pid)
-    os.waitpid(pid, 0)
-print(len(pids))
 """
     names = ("heap", "map", "segment", "memfd", "queue")
     before = psutil.virtual_memory().available
     found = await output(code, Limits(memory=64 * MIB))
-    assert found == [*(f"{name} refused" for name in names), "5"]
+    assert found == [f"{name} refused" for name in names]
     assert psutil.virtual_memory().available > before - 1024 * MIB
 
 
@@ -375,34 +315,6 @@ print("parent", flush=True)
 
 
 @needs_sandbox
-async def test_nothing_that_is_written_after_the_deadline_arrives() -> None:
-    mark = new_mark()
-    code = f"""{mark_oneself(mark)}
-import signal
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("before", flush=True)
-if os.fork() == 0:
-    os.setsid()
-time.sleep(1)
-print("after", flush=True)
-"""
-    ran = await run_code(code, limits=Limits(seconds=0.5))
-    assert (ran.ended, ran.exit_code, ran.stdout) == ("deadline", None, "before\n")
-    assert marked(mark) == []
-
-
-@needs_sandbox
-async def test_a_run_that_is_cancelled_leaves_nothing() -> None:
-    mark, before = new_mark(), set(os.listdir("/proc/self/fd"))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run_code, f"{mark_oneself(mark)}os.fork()\ntime.sleep(100)")
-        await wait_until(lambda: len(marked(mark)) == 2)
-        tasks.cancel_scope.cancel()
-    assert marked(mark) == []
-    assert set(os.listdir("/proc/self/fd")) == before
-
-
-@needs_sandbox
 async def test_cancelled_at_any_moment_of_its_start_it_leaves_no_process() -> None:
     size = 16 * MIB + secrets.randbelow(MIB)
 
@@ -447,14 +359,6 @@ async def test_it_ends_with_the_program_that_started_it() -> None:
 # Where there is none.
 
 
-def fresh_check() -> None:
-    check_sandbox.cache_clear()
-    try:
-        check_sandbox()
-    finally:
-        check_sandbox.cache_clear()
-
-
 async def test_without_bubblewrap_nothing_runs_and_a_sentence_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -465,19 +369,6 @@ async def test_without_bubblewrap_nothing_runs_and_a_sentence_says_what_to_insta
     assert "which needs 'bwrap', and that is not installed: install the packages bubblewrap" in str(
         caught.value
     )
-
-
-def test_a_bubblewrap_that_does_not_work_is_told_of_with_its_own_words(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in ("bwrap", "setpriv"):
-        program = tmp_path / name
-        program.write_text("#!/bin/sh\necho bwrap: no permissions >&2\nexit 1\n")
-        program.chmod(0o755)
-    tmp_path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(SandboxError, match=r"does not start here \(bwrap: no permissions\)"):
-        fresh_check()
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])

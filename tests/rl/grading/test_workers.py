@@ -17,7 +17,6 @@ import pytest
 
 from es_cookbook.common.errors import WorkerError, WorkerTimeoutError
 from es_cookbook.rl.grading.workers import end_idle_workers, in_worker
-from es_cookbook.rl.timeouts import Clock, Watch
 from tests import graders
 
 pytestmark = pytest.mark.anyio
@@ -93,16 +92,6 @@ async def test_what_goes_wrong_is_told_in_a_sentence_and_the_pool_goes_on(
     assert await in_worker(graders.add, 1, 2, timeout=10) == 3
 
 
-@pytest.mark.parametrize(
-    ("function", "args", "name"), [(lambda: 1, (), "<lambda>"), (len, ([lambda: 1],), "len")]
-)
-async def test_what_cannot_be_sent_is_refused(
-    function: Callable[..., Any], args: tuple[Any, ...], name: str
-) -> None:
-    with pytest.raises(WorkerError, match=rf"{name} cannot be sent to a worker process \("):
-        await in_worker(function, *args, timeout=10)
-
-
 async def test_an_exception_comes_back_as_it_is_with_the_workers_traceback() -> None:
     with pytest.raises(KeyError) as caught:
         await in_worker(graders.raise_key_error, "lost", timeout=10)
@@ -145,23 +134,6 @@ async def test_a_call_that_is_cancelled_ends_its_worker(tmp_path: Path) -> None:
             await anyio.sleep(0.01)
         tasks.cancel_scope.cancel()
     wait_until(lambda: not is_running(int(file.read_text())))
-
-
-async def test_neither_deadline_nor_clock_run_while_a_call_waits_for_a_worker() -> None:
-    watch = Watch(0.5)
-    lost: list[str | None] = []
-
-    async def rollout() -> None:
-        clock = Clock(watch)
-        with clock:
-            await in_worker(time.sleep, 0.2, timeout=0.4)
-        lost.append(clock.reason)
-
-    with watch:
-        async with anyio.create_task_group() as tasks:
-            for _ in range(4 * (os.cpu_count() or 1)):
-                tasks.start_soon(rollout)
-    assert set(lost) == {None}
 
 
 async def test_many_calls_leak_nothing() -> None:

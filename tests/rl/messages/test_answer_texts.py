@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -97,18 +95,3 @@ def test_the_search_for_a_stop_text_costs_each_token_the_same_however_long_the_a
     assert not any(ends(found, tokens_T, stop))
     assert num_decoded < len(tokens_T) * 4 * (len(stop) + 8)
     assert found.is_ended(tokens_T + tokenizer.encode(stop), (stop,))
-
-
-@given(
-    st.text("ab é", min_size=1, max_size=150), st.integers(0, 149), st.integers(1, 150), st.data()
-)
-def test_a_long_stop_text_ends_an_answer_with_the_token_that_completes_it(
-    text: str, start: int, length: int, data: st.DataObject
-) -> None:
-    stop = (text * 3)[start % len(text) :][:length]
-    said = data.draw(st.text("ab é", max_size=80)) + text * 4
-    tokenizer = byte_tokenizer()
-    tokens_T, found = tokenizer.encode(said), AnswerTexts(tokenizer)
-    seen = [stop in found.text(tokens_T[:n]) for n in range(1, len(tokens_T) + 1)]
-    first = seen.index(True)
-    assert ends(found, tokens_T, stop)[: first + 1] == seen[: first + 1]

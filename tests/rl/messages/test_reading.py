@@ -54,41 +54,24 @@ def test_calls_without_results_wait_for_them_only_in_their_turn() -> None:
     [
         ([calling("a"), result("b")], "messages[1].tool_call_id", "that of a call before it"),
         ([calling("a"), result("a"), result("a")], "messages[2].tool_call_id", "without a result"),
-        ([calling("a", "b"), result("b")], "messages[1].tool_call_id", "without the result of a"),
         (
             [calling("a"), result("a", name="x")],
             "messages[1].tool_call_id",
             "'of_a', and not of 'x'",
         ),
         ([calling("a", "a")], "messages[0].tool_calls[1].id", "must be its own"),
-        ([result(7)], "messages[0].tool_call_id", "must be a string, and is an integer"),  # pyright: ignore
-        ([{"role": []}], "messages[0].role", "must be a string, and is an array"),
         ([{"content": "x"}], "messages[0].role", "is missing; accepted: assistant"),
         ([{"role": "assistant"}], "messages[0].content", "and is missing"),
-        ([{"role": "assistant", "tool_calls": 5}], "messages[0].tool_calls", "and is an integer"),
-        (
-            [{"role": "assistant", "content": "x", "refusal": {}}],
-            "messages[0].refusal",
-            "must be a string, and is an object",
-        ),
         (
             [{"role": "assistant", "content": "x", "refusal": "No."}],
             "messages[0].refusal",
             "must stand alone",
-        ),
-        ([{**ASKED, "content": [[1]]}], "messages[0].content[0]", "must be an object"),
-        (
-            [{**ASKED, "content": [{"type": "text", "text": 5}]}],
-            "messages[0].content[0].text",
-            "must be a string, and is an integer",
         ),
         (
             [{**ASKED, "content": [{"type": "text", "text": "x", "own": {"a": 1}}]}],
             "messages[0].content[0].own",
             "is not read here; accepted: text, type",
         ),
-        ("x", "messages", "must be an array, and is a string"),
-        ([None], "messages[0]", "must be an object, and is null"),
         ([{**ASKED, "k" * 10**6: 1}], f"messages[0].{'k' * 60}", "in a message of the role user"),
     ],
 )
@@ -105,15 +88,10 @@ def test_a_field_of_a_message_is_refused_by_its_name(messages: Any, where: str, 
     [
         ("[1]", "must be the JSON of an object, and is that of an array"),
         ('{"a": NaN}', "NaN is no JSON"),
-        ('{"a": 1e999}', "has a number that is too large"),
-        ('{"a": 1, "a": 2}', "has the key 'a' twice"),
-        (f'{{"a": {"9" * 5000}}}', "has a number with too many digits"),
         ('{"a":' * 10_000 + "1" + "}" * 10_000, "is nested too deeply"),
         ('{"a":' * 65 + "1" + "}" * 65, "is nested more than 64 deep"),
-        ("", None),
         ('{"a": "\\ud83d"}', None),  # As models write it.
         ('{"a":' * 64 + "1" + "}" * 64, None),
-        ({"a": None}, None),
         (7, "must be a string or an object, and is an integer"),
     ],
 )
@@ -150,13 +128,9 @@ def nested(deep: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("function", "what"),
     [
-        ({"name": ""}, "function.name must have 1 to 128 characters"),
         ({"name": "x" * 129}, "function.name must have 1 to 128 characters"),
         ({"name": 'a"b'}, "none of which JSON escapes, found 'a\"b'"),
-        ({"name": "a\nb"}, "none of which JSON escapes"),
         ({"name": "\ud800"}, "none of which JSON escapes"),
-        ({"name": []}, "function.name must be a string, and is an array"),
-        ({"name": "x", "strict": 1}, "function.strict must be true or false, and is an integer"),
         ({"name": "x", "parameters": []}, "function.parameters must be an object"),
         ({"name": "x", "parameters": nested(64)}, "is nested more than 64 deep"),
     ],

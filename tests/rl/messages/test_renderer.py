@@ -69,14 +69,6 @@ def test_over_five_turns_the_tokens_are_those_sampled_and_the_text_the_templates
         assert list(after_T) != tokenizer.encode(whole, add_special_tokens=False)
 
 
-def test_another_end_of_turn_stands_for_the_templates() -> None:
-    tokenizer = tokenizer_with(LLAMA)
-    renderer = Renderer(tokenizer)
-    cut = renderer.added(sampled(tokenizer, "content"), [user("x")])
-    assert tokenizer.decode(cut[:1]) == "<|eot_id|>"
-    assert renderer.added(sampled(tokenizer, "content", "<|eom_id|>"), [user("x")]) == cut[1:]
-
-
 def test_a_turn_that_a_stop_string_ends_gets_the_templates_end() -> None:
     tokenizer = tokenizer_with(CHATML)
     stopped = Action(tuple(tokenizer.encode("so</tool_call>")), "so</tool_call>", "stop")
@@ -84,27 +76,12 @@ def test_a_turn_that_a_stop_string_ends_gets_the_templates_end() -> None:
     assert str(tokenizer.decode(added)).startswith("<|im_end|>\n<|im_start|>user\nx<|im_end|>")
 
 
-@pytest.mark.parametrize(("template", "has_role"), [(CHATML, True), (GEMMA, False)])
-def test_a_system_message_is_in_the_prompt_by_its_role_or_before_the_user(
-    template: str, has_role: bool
-) -> None:
-    tokenizer = tokenizer_with(template)
-    stream = Chat(tokenizer, ChatOptions(system="Be brief.")).begin([user("Hi.")], 4096)
-    text = tokenizer.decode(stream.tokens_T)
-    if has_role:
-        assert "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi.<|im_end|>" in text
-    else:
-        assert "<start_of_turn>user\nBe brief.\n\nHi.<end_of_turn>" in text
-
-
 @pytest.mark.parametrize(
     ("template", "with_tools", "sentence"),
     [
         (None, False, "has no chat template, which chats need"),
         ("hello", False, "leaves out messages after a turn"),
-        ("{{ messages[0].content + 1 }}", False, "cannot render messages of the roles user"),
         (CHATML.replace("{{ tool | tojson }}", ""), True, "does not show the tool 'add': set"),
-        (GEMMA, True, "does not show the tool 'add': set tools_in=system"),
         (SILENT, True, "leaves out results of tools: set tools_in=system"),
     ],
 )

@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from es_cookbook.common.errors import ModelError
@@ -13,7 +13,6 @@ from es_cookbook.rl.messages.chat import Renderer
 from es_cookbook.rl.messages.message import Message, ToolCall
 from es_cookbook.rl.messages.template import ChatTemplate
 from es_cookbook.rl.messages.tools import ToolSchema
-from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.types import Action
 from tests.chat_templates import CHATML, GEMMA, LLAMA, MISTRAL, THINKING, tokenizer_with
 from tests.rl.messages.test_renderer import real_template
@@ -86,23 +85,6 @@ def test_what_messages_say_is_in_the_prompt_or_the_chat_is_refused(name: str) ->
         assert not missing(messages, str(template.tokenizer.decode(list(tokens_T)))), messages
 
 
-def test_a_chat_that_a_template_knows_is_as_the_template_writes_it() -> None:
-    tokenizer = tokenizer_with(real_template("qwen2_5"))
-    chat = [
-        Message("system", "Be brief."),
-        Message("user", "1 + 2?"),
-        Message("assistant", "", (ToolCall("add", {"a": 1, "b": 2}),)),
-        Message("tool", "3", name="add"),
-        Message("user", "And 4?"),
-    ]
-    whole = tokenizer.apply_chat_template(
-        [message.as_dict() for message in chat],  # type: ignore[misc]
-        tokenize=False,
-        add_generation_prompt=True,
-    )
-    assert ChatTemplate(tokenizer).text(chat) == whole
-
-
 @pytest.mark.parametrize(
     ("template", "chat", "text"),
     [
@@ -145,58 +127,6 @@ def test_the_name_of_a_control_token_in_a_message_is_text(name: str, role: str) 
     turn = Action((7,), "", "length")
     added, quiet = (renderer.added(turn, chat) for chat in chats)
     assert added.count(ends) == quiet.count(ends)
-
-
-def test_a_template_always_tells_the_same_date() -> None:
-    tokenizer = tokenizer_with("{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}")
-    assert ChatTemplate(tokenizer).text([Message("user", "x")]) == "01 Jan 2026 x"
-
-
-def test_calls_have_ids_for_templates_that_ask_for_them() -> None:
-    tokenizer = tokenizer_with(
-        "{% for m in messages %}{% for call in m.tool_calls or [] %}{% if call.id | length != 9 %}"
-        "{{ raise_exception('no id') }}{% endif %}{{ call.id }}{{ call.function }}{% endfor %}"
-        "{{ m.tool_call_id }}{{ m.content }};{% endfor %}"
-    )
-    calls = ToolCall("first", {}), ToolCall("second", {})
-    chat = [Message("assistant", "", calls), Message("tool", "1"), Message("tool", "2")]
-    text = ChatTemplate(tokenizer).text([Message("user", "x"), *chat])
-    assert text.endswith(";call000011;call000022;")
-    # One that got no result gets none later.
-    late = [Message("user", "x"), Message("assistant", "", calls), Message("user", "y"), *chat]
-    text = ChatTemplate(tokenizer).text(late)
-    assert text.endswith(";call000031;call000042;")
-
-
-def test_half_a_character_and_characters_that_stand_for_names_stay_in_what_is_said() -> None:
-    tokenizer = tokenizer_with(CHATML)
-    said = "a\U00100000b\U0010fffdc<|im_end|>d"
-    prompt = Renderer(tokenizer).prompt([Message("user", said)])
-    assert said in str(tokenizer.decode(list(prompt)))
-    tokens_T = render_prompt(tokenizer, "a\ud800b", chat=True)
-    assert "a?b" in str(tokenizer.decode(list(tokens_T)))
-
-
-@pytest.mark.parametrize("model", ["words", "unigram"])
-def test_a_name_that_the_vocabulary_has_is_text_all_the_same(model: str) -> None:
-    pieces = [*"abcdefghijklmnopqrstuvwxyz<>|_ \n", "<unk>", "<|im_start|>", "<|im_end|>", "say"]
-    if model == "words":
-        plain = Tokenizer(models.WordLevel({each: i for i, each in enumerate(pieces)}, "<unk>"))
-        plain.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    else:
-        plain = Tokenizer(models.Unigram([(each, -1.0) for each in pieces], unk_id=33))
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=plain,
-        unk_token="<unk>",
-        eos_token="<|im_end|>",
-        extra_special_tokens=["<|im_start|>"],
-        chat_template=CHATML,
-    )
-    hostile, quiet = (
-        ChatTemplate(tokenizer).tokens([Message("user", said)]).count(tokenizer.eos_token_id)  # type: ignore[arg-type]
-        for said in ("say <|im_end|>", "say it")
-    )
-    assert hostile == quiet == 1
 
 
 def test_a_name_in_other_letters_that_a_tokenizer_reads_as_the_token_is_refused() -> None:
@@ -258,7 +188,6 @@ def test_the_end_of_a_turn_is_there_once(template: str, ended: str, added: str) 
         ("glm4moe", "yes", "\n<think></think>\nyes"),
         ("deepseek_r1_distill", "<think>\nhm\n</think>\n\nyes", "hm\n</think>\n\nyes"),
         ("nemotron_3_nano", "yes", "</think>yes"),
-        ("qwen3_5_nothink", "yes", "yes"),
         ("gptoss", "yes", "<|channel|>final<|message|>yes"),
     ],
 )
@@ -266,18 +195,3 @@ def test_a_turn_goes_on_from_where_the_prompt_ends(name: str, said: str, text: s
     tokenizer = tokenizer_with(real_template(name))
     turn = ChatTemplate(tokenizer).turn(Message("assistant", said))
     assert str(tokenizer.decode(list(turn))).startswith(text)
-
-
-def test_a_tokenizer_that_begins_texts_with_a_blank_adds_none_between_turns() -> None:
-    plain = Tokenizer(models.BPE({each: i for i, each in enumerate("▁yesINTSq[]/ ")}, []))
-    plain.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=plain, bos_token="<s>", eos_token="</s>", chat_template=MISTRAL
-    )
-    renderer = Renderer(tokenizer)
-    said = renderer.turn(Message("assistant", "yes"))
-    added = renderer.added(Action(said, "yes", "stop"), [Message("user", "q")])
-    pieces = tokenizer.convert_ids_to_tokens([*said, *added])
-    assert "".join(pieces) == "▁yes</s>▁[INST]▁q▁[/INST]"  # type: ignore[arg-type]

@@ -63,12 +63,8 @@ def test_a_call_that_is_cut_or_damaged_takes_none_beside_it(good: ToolCall, bad:
         ("<think>{call}</think>{other}", "hermes", ["other"]),
         ("{call}</think>{other}", "hermes", ["other"]),
         ("{call}</think>It is 3.", "hermes", []),
-        ("<think>{call}", "hermes", []),
-        ("{call}<think>{other}", "hermes", ["call"]),
         ("{call}<think>or</think>{other}", "hermes", ["call", "other"]),
-        ("<think>a <tool_call> is </think>{other}", "hermes", ["other"]),
         ("<think>{call}</think>\n\n{other}", "llama", ["other"]),
-        ("{call}</think>It is 3.", "llama", []),
     ],
 )
 def test_a_call_that_is_thought_is_none(text: str, form: Form, names: list[str]) -> None:
@@ -84,7 +80,6 @@ def test_a_call_that_is_thought_is_none(text: str, form: Form, names: list[str])
     ("text", "form", "parsed"),
     [
         ("It is 3.", "hermes", Parsed("It is 3.")),
-        ("It is 3.", "llama", Parsed("It is 3.")),
         (f" So <tool_call>\n{JSON}\n</tool_call> ", "hermes", Parsed("So", (ADD,))),
         (
             f"<think>x</think><tool_call>{JSON}</tool_call><tool_call>{JSON}</tool_call>",
@@ -92,14 +87,12 @@ def test_a_call_that_is_thought_is_none(text: str, form: Form, names: list[str])
             Parsed("<think>x</think>", (ADD, ADD)),
         ),
         (f" {LLAMA}\n", "llama", Parsed("", (ADD,))),
-        (f"<|python_tag|>{LLAMA}; {LLAMA}", "llama", Parsed("", (ADD, ADD))),
         (f"It is {LLAMA}", "llama", Parsed(f"It is {LLAMA}")),
         (
             '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": 2}"}</tool_call>',
             "hermes",
             Parsed("", (ADD,)),
         ),
-        ('<tool_call>{"name": "now"}</tool_call>', "hermes", Parsed("", (ToolCall("now", {}),))),
     ],
 )
 def test_calls_are_taken_out_of_the_text(text: str, form: Form, parsed: Parsed) -> None:
@@ -110,21 +103,12 @@ def test_calls_are_taken_out_of_the_text(text: str, form: Form, parsed: Parsed) 
     ("body", "problem"),
     [
         ("add(1, 2)", "is no JSON: Expecting value at character 0"),
-        ('{"name": "add"', "is no JSON: Expecting ',' delimiter at character 14"),
         ("[1]", "must be a JSON object"),
         ('{"arguments": {}}', 'has no "name", which must be the name of a tool'),
-        ('{"name": 3}', 'has no "name", which must be the name of a tool'),
         ('{"name": "add", "arguments": [1]}', 'must have a JSON object as "arguments"'),
         ('{"name": "add", "arguments": {"a": NaN}}', "is damaged: NaN is no JSON"),
-        ('{"name": "add", "arguments": {"a": [1e999]}}', "has a number that is too large"),
-        ('{"name": "a", "arguments": {"a": ' + "9" * 5000 + "}}", "has a number with too many"),
         ("[" * 15_000, "is no JSON" if sys.version_info >= (3, 14) else "is nested too deeply"),
         ('{"name": "add", "id": 3}', 'may have "name" and "arguments" alone, found "id" as well'),
-        (
-            '{"name": "add", "arguments": {}, "parameters": {"a": 1}}',
-            'may have "name" and "arguments" alone, found "parameters" as well',
-        ),
-        ('{"name": "add", "parameters": [1]}', 'must have a JSON object as "parameters"'),
         ("x" * 30_000, "has 30000 characters; at most 20000 are read"),
     ],
 )

@@ -8,10 +8,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.plugins.endpoint.requests import chat_request
-from es_cookbook.plugins.endpoint.translator import Translator
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
-from es_cookbook.rl.messages.chat import Chat, ChatOptions, KeptTurns
+from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, call_text, read_turn
 from es_cookbook.rl.messages.message_env import Reply, Script, ToolEnv
 from es_cookbook.rl.rollouts import run_rollout
@@ -115,25 +113,6 @@ def test_a_response_template_is_given_what_is_said_alone(
     assert found == Parsed(content, (ADD,))
 
 
-@pytest.mark.parametrize("reads", [AS_JSON, AS_XML, None], ids=["json", "xml", "none"])
-def test_a_stop_text_cuts_what_a_response_template_reads(reads: dict[str, Any] | None) -> None:
-    made = tokenizer(CHATML, reads)
-    call = XML if reads is AS_XML else HERMES
-    translator = Translator(made, 9999)
-    for text, stop, content, num_calls in (
-        (f"ok{call} END more", "END", "ok", 1),
-        (f"so é{call}\n\nObservation: 3{call}", "Observation:", "so é", 1),
-        (f"A end{call}", "end", "A", 0),
-    ):
-        asked = {"model": "m", "messages": [{"role": "user", "content": "1 + 2?"}], "stop": stop}
-        request = chat_request({**asked, "tools": [add.schema]})
-        prompt = translator.of_chat(request, KeptTurns())
-        tokens_T = tuple(made.encode(text, add_special_tokens=False))
-        action = Action(tokens_T, translator.texts.text(tokens_T), "stop")
-        answer = translator.answer(prompt, request.draw, action)
-        assert (answer.content.strip(), answer.calls) == (content, (ADD,) * num_calls)
-
-
 def test_a_damaged_call_takes_none_beside_it_and_is_told() -> None:
     made = tokenizer(CHATML, AS_JSON)
     found = read(made, f"{HERMES}<tool_call>{{oops}}</tool_call>")
@@ -146,16 +125,6 @@ def test_a_damaged_call_takes_none_beside_it_and_is_told() -> None:
     assert not found.calls and "cannot be read: json parser could not parse" in found.problems[0]
     found = read(tokenizer(CHATML, strict), '<call>{"name": "add", "arguments": [1]}</call>')
     assert found.problems == ('a tool call must have a JSON object as "arguments"',)
-
-
-def test_a_response_template_that_cannot_be_used_is_said_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    made = tokenizer(CHATML, {"fields": 3})
-    assert read(made, f"So.{HERMES}") == Parsed("So.", (ADD,))
-    assert read(made, "So.") == Parsed("So.")
-    assert len(caplog.records) == 1
-    assert "response template cannot be used" in caplog.records[0].message
 
 
 def test_calls_and_thoughts_between_special_tokens_are_found() -> None:

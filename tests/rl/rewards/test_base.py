@@ -17,10 +17,8 @@ import torch
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import EnvError
 from es_cookbook.common.names import Names
-from es_cookbook.plugins.objectives.length import Length
-from es_cookbook.plugins.objectives.weighted_sum import WeightedSum
 from es_cookbook.rl.rewards.base import REWARD_NAMES, Reward, graded, name_of
-from es_cookbook.rl.rewards.matching import Exact, Number
+from es_cookbook.rl.rewards.matching import Number
 
 pytestmark = pytest.mark.anyio
 WHERE = "train.jsonl, line 3"
@@ -67,18 +65,9 @@ async def test_a_single_number_of_any_kind_is_a_reward_and_a_metric(kind: str) -
     [
         (None, "a finite number, or one and metrics, found NoneType None"),
         (math.nan, "a finite number, or one and metrics, found float nan"),
-        (-math.inf, "a finite number, or one and metrics, found float -inf"),
         ("1", "a finite number, or one and metrics, found str '1'"),
-        (np.array(["a"])[0], "a finite number, or one and metrics, found str_ np.str_('a')"),
         (np.array([1.0]), "a finite number, or one and metrics, found ndarray array([1.])"),
-        (torch.tensor([1.0]), "a finite number, or one and metrics, found Tensor tensor([1.])"),
-        (torch.tensor(math.nan), "a finite number, or one and metrics, found Tensor tensor(nan)"),
         (Decimal("sNaN"), "a finite number, or one and metrics, found Decimal Decimal('sNaN')"),
-        (Decimal("1e999"), "a finite number, or one and metrics, found Decimal Decimal('1E+999')"),
-        (
-            np.complex64(1),
-            "a finite number, or one and metrics, found complex64 np.complex64(1+0j)",
-        ),
         ((1.0, {}, 3), "a finite number, or one and metrics, found tuple (1.0, {}, 3)"),
         ((1.0, 2.0), "metrics as a mapping, found float 2.0"),
         ((1.0, {"a": None}), "finite numbers as metrics, found NoneType None for 'a'"),
@@ -117,33 +106,6 @@ def test_a_shared_reward_is_known_by_its_name_pickles_and_is_rebuilt_from_json(n
     assert name_of(built) == name
     assert pickle.loads(pickle.dumps(built)) == built
     assert config_from_json(config_to_json(built)) == built
-
-
-@chz.chz
-class Config:
-    reward: Reward = chz.field(
-        meta_factory=Names(REWARD_NAMES, default="exact"), default_factory=Exact, doc="reward"
-    )
-
-
-def parse(*words: str) -> Reward:
-    return chz.Blueprint(Config).make_from_argv(list(words)).reward
-
-
-def test_the_command_line_names_rewards_weights_and_options() -> None:
-    found = parse(
-        *("reward=sum", "reward.rewards=exact,length", "reward.weights=1,0.1"),
-        *("reward.exact.fold_case=False", "reward.length.of=number", "reward.length.limit=9"),
-    )
-    assert found == WeightedSum(
-        rewards=("exact", "length"),
-        weights=(1.0, 0.1),
-        exact=Exact(fold_case=False),
-        length=Length(of=Number(), limit=9),
-    )
-    assert parse("reward=length", "reward.of=sum", "reward.of.rewards=number") == Length(
-        of=WeightedSum(rewards=("number",))
-    )
 
 
 PAGE = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text(encoding="utf-8")

@@ -4,11 +4,10 @@ import itertools
 import re
 import time
 import unicodedata
+from collections.abc import Sequence
 from typing import Literal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
 from es_cookbook.rl.rewards.answers import lettered
@@ -33,15 +32,10 @@ CITIES = ["New York", "York", "Paris"]
         (Exact(), "<answer> new\nYORK </answer>", "New York", 1),
         (Exact(), "New York.", "New York", 0),
         (Exact(), "straße", "STRASSE", 1),
-        (Exact(), "4", 4, 1),
         (Exact(), "two", ["2", "two"], 1),
-        (Exact(), "", "2", 0),
         (Exact(fold_case=False), "york", "York", 0),
-        (Exact(fold_case=False), " York ", "York", 1),
-        (Exact(fold_spaces=False), "New  York", "New York", 0),
         (Exact(fold_spaces=False), "new York\n", "New York", 1),
         (Exact(extract="boxed"), r"York, \boxed{Paris}", "Paris", 1),
-        (Exact(extract="answer"), "Paris", "Paris", 0),
         (Exact(), "x" * 5000, "x" * 5000, 1),
         (Exact(), "x" + " " * 100_000 + "y", "x y", 0),
     ],
@@ -55,25 +49,17 @@ def test_exact(reward: Exact, text: str, answer: object, score: float) -> None:
     [
         ("B", CITIES, 1),
         (" (b). ", CITIES, 1),
-        ("b because", CITIES, None),
         ("It is C.", CITIES, 2),
         ("Not (A) but **C**", CITIES, 2),
-        ("D", CITIES, None),
         ("new  york", CITIES, 0),
         ("I love new\nyork!", CITIES, 0),
-        ("Yorkshire", CITIES, None),
         ("Paris, no, York", CITIES, 1),
         ("Paris is not in NEW YORK", CITIES, 0),
-        ("BC", CITIES, None),
         ("", CITIES, None),
         ("5.2", ["5", "52"], None),
-        ("it is 5.", ["5", "52"], 0),
         ("-5", ["5", "-5"], 1),
-        ("C", ["C", "A", "B"], 0),
-        ("yes", ["no", "yes"], 1),
         ("K", ["\N{KELVIN SIGN}elvin x", "Rankine"], None),
         ("kelvin it is", ["\N{KELVIN SIGN}elvin", "Rankine"], 0),
-        ("x" * LONGEST_CHOICE + " B", CITIES, 1),
         ("B" + " x" * LONGEST_CHOICE, CITIES, None),
         ("aB" + "." * (LONGEST_CHOICE - 1), CITIES, None),
     ],
@@ -105,36 +91,15 @@ def test_every_choice_of_a_prompt_has_the_name_that_earns_its_reward(count: int)
     ("row", "sentence"),
     [
         ({"choices": CITIES}, "field 'answer' is missing; the row has: choices"),
-        ({"answer": "A"}, "field 'choices' is missing; the row has: answer"),
         ({"choices": ["x"], "answer": "A"}, "a list of 2 to 702 choices, found 1"),
         ({"choices": CITIES, "answer": "Rome"}, "found 'Rome'"),
         ({"choices": CITIES, "answer": 3}, "its position from 0 to 2, found 3"),
-        ({"choices": CITIES, "answer": True}, "found True"),
         ({"choices": ["x", "X"], "answer": "A"}, "texts that differ, found ['x', 'X']"),
-        ({"choices": [" ", "X"], "answer": "B"}, "texts that differ, found ['', 'X']"),
     ],
 )
 def test_rows_that_ask_nothing_are_refused(row: dict[str, object], sentence: str) -> None:
     with pytest.raises(DataError, match=re.escape(sentence)):
         Choice().check_row(row)
-
-
-words = st.text("aAbBcC .,x5-\N{LATIN SMALL LETTER DOTLESS I}i", min_size=1, max_size=6)
-
-
-@given(
-    choices=st.lists(words, min_size=2, max_size=5), answer=st.text("aAbBcC .,x5-iI", max_size=30)
-)
-def test_any_choices_and_answers_give_a_position_or_none(choices: list[str], answer: str) -> None:
-    choices = [" ".join(choice.split()) for choice in choices]
-    try:
-        found = named_last(answer, choices)
-    except DataError:
-        return
-    assert found is None or 0 <= found < len(choices)
-    # A choice that is the whole answer is that choice.
-    for i, choice in enumerate(choices):
-        assert named_last(choice, choices) == i
 
 
 EVIL = r"(a+)+$"
@@ -146,10 +111,7 @@ EVIL = r"(a+)+$"
         (Regex(pattern=r"\d{4}"), "In 1968.", {}, 1),
         (Regex(pattern=r"\d{4}", whole=True), "In 1968.", {}, 0),
         (Regex(pattern=r"\d{4}", whole=True), "<answer> 1968 </answer>", {}, 1),
-        (Regex(pattern=r"1"), "1 <answer>2", {}, 0),
         (Regex(), "PARIS", {"pattern": "(?i)paris"}, 1),
-        (Regex(field="form"), "aab", {"form": "^a*b$", "pattern": "x"}, 1),
-        (Regex(pattern="x"), "y", {"pattern": "y"}, 0),
     ],
 )
 async def test_a_pattern_matches(
@@ -193,28 +155,17 @@ async def test_a_pattern_that_is_none_is_refused_before_it_runs(
         await graded(Regex(), "x", {"pattern": pattern}, "row 1")
 
 
-FORMS = ("NFC", "NFD")
-LETTERS = [
-    letter
-    for letter in map(chr, range(0xC0, 0x2000))
-    if len(unicodedata.normalize("NFD", letter)) > 1 and unicodedata.is_normalized("NFC", letter)
-]
-"""Those that Unicode also has as a letter and its accents, in any script."""
+FORMS: Sequence[Literal["NFC", "NFD"]] = ("NFC", "NFD")
 
 
 @pytest.mark.parametrize(("of_row", "of_answer"), [*itertools.product(FORMS, FORMS)])
 def test_a_letter_and_its_accents_are_the_same_however_row_and_answer_write_them(
     of_row: Literal["NFC", "NFD"], of_answer: Literal["NFC", "NFD"]
 ) -> None:
-    assert len(LETTERS) > 600
-    for letter, other in itertools.pairwise(LETTERS):
+    for letter, other in itertools.pairwise("éàñüçạ"):
         word, wrong = (unicodedata.normalize(of_row, f"x{each}y") for each in (letter, other))
         said = unicodedata.normalize(of_answer, f"so <answer>x{letter}y</answer>")
-        for right, row in (
-            (1.0, {"answer": word, "pattern": f"^{word}$", "choices": [wrong, word]}),
-            (0.0, {"answer": wrong, "pattern": f"^{wrong}$", "choices": [wrong, word]}),
-        ):
-            differ = wrong.casefold() != word.casefold()
-            rewards = (Exact(fold_case=False), Regex(), *([Exact(), Choice()] if differ else []))
-            assert [reward(said, row) for reward in rewards] == [right] * len(rewards), letter
+        for right, gold in ((1.0, word), (0.0, wrong)):
+            row = {"answer": gold, "pattern": f"^{gold}$", "choices": [wrong, word]}
+            assert [each(said, row) for each in (Exact(), Regex(), Choice())] == [right] * 3
         assert Exact().read(said, {}) == Exact().read(f"x{letter}y", {}), "attempts vote alike"

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.plugins.judges.judges import verdict_in
-from es_cookbook.plugins.judges.reward import Judge, mark_in
 from es_cookbook.plugins.math.reward import Math
 from es_cookbook.plugins.objectives.length import Length
 from es_cookbook.plugins.objectives.weighted_sum import WeightedSum
@@ -68,22 +66,6 @@ def test_an_answer_earns_nothing_where_it_is_thought_of(name: str, answer: str) 
             assert earned(name, thought) == 0.0
         for unfinished in (f"{start}{answer}", f"{other}{start}so {answer}"):
             assert earned(name, unfinished) == 0.0
-
-
-async def test_judges_see_and_say_what_is_not_thought(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert mark_in("<think>Perhaps 3.\nScore: 3</think>Score: 8", 10) == 8
-    assert verdict_in("<think>B is better.</think>A is better.", ("A", "B")) == 1.0
-    asked: list[str] = []
-
-    async def reply(self: Judge, message: str, *_: object) -> float:
-        asked.append(message)
-        return 5.0
-
-    monkeypatch.setattr(Judge, "reply", reply)
-    judge = Judge(model="j", template="{text}!")
-    assert await judge.grade("<think>so</think>12", {}) == 0.5
-    assert await judge.grade("<think>so 12", {}) == 0.5
-    assert asked == ["12!", "!"]
 
 
 @pytest.mark.parametrize(
