@@ -254,7 +254,7 @@ def _opened(directory: Path) -> dict[str, Callable[[], object]]:
 NOT_LOADED = (
     *("es_cookbook.engines.vllm.", "es_cookbook.__main__"),
     # These import what takes seconds, and would be seen if a config had them imported.
-    *(f"es_cookbook.plugins.gradients.grpo.{name}" for name in ("arguments", "training")),
+    "es_cookbook.plugins.gradients.grpo.training",
     *(f"es_cookbook.plugins.verifiers.{name}" for name in ("env", "library", "tools")),
     *("es_cookbook.plugins.inspect.models", "es_cookbook.plugins.generate.by_distilabel"),
 )

@@ -39,14 +39,13 @@ from es_cookbook.plugins.branches.fork import Fork
 from es_cookbook.plugins.generate.reconsider import ReconsiderConfig
 from es_cookbook.plugins.gradients import policy_gradient
 from es_cookbook.plugins.gradients.commands.compare_gradients import CompareGradients, contestants
-from es_cookbook.plugins.gradients.commands.grpo import for_trl
 from es_cookbook.plugins.gradients.commands.policy_gradient import of_recipe, recipe_in
 from es_cookbook.plugins.gradients.grpo import config as grpo
 from es_cookbook.plugins.gradients.sft import SFTConfig
 from es_cookbook.plugins.plan.sigma import Sigma
 from es_cookbook.plugins.report.commands.compare import Compare, runs
 from es_cookbook.plugins.sweep.command import Sweep, maker
-from es_cookbook.plugins.sweep.search import corners
+from es_cookbook.plugins.sweep.search import draws, grid
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
 from es_cookbook.rl.types import RLDatasetBuilder
@@ -128,7 +127,6 @@ NOT_LINES = {
     "es-cookbook[verifiers]",
     "es-cookbook[inspect]",
     "es-cookbook[mcp]",
-    "es-cookbook[sweep]",
 }
 """Beginnings of lines, and what is none."""
 
@@ -159,11 +157,12 @@ def fields_of(main: Callable[..., object], own: type, *needed: str) -> Callable[
     return lambda options: run_with_fields(main, own, "", [*needed, *options])
 
 
-def make_corners(config: Sweep, fields: Mapping[str, str]) -> None:
-    """Every value that a sweep lists."""
+def make_trials(config: Sweep, fields: Mapping[str, str]) -> None:
+    """Every trial of a sweep that varies options."""
     make, space = maker(config, fields)
-    for trial in corners(space):
-        make(trial.options)
+    if space:
+        for trial in grid(space) if config.sampler == "grid" else draws(space, 3, seed=0):
+            make(trial.options)
 
 
 def parse_evaluate(options: Sequence[str], config_class: type = EvaluateConfig) -> None:
@@ -227,10 +226,9 @@ def parse_policy_gradient(options: Sequence[str]) -> None:
 
 
 def parse_grpo(options: Sequence[str]) -> None:
-    """A recipe's options; arguments of TRL's are checked where TRL is imported."""
+    """A recipe's options."""
     recipe, others = recipe_in([each for each in options if not each.startswith("config=")])
-    _, given = for_trl(others)
-    run_cli(lambda _: None, of_recipe(grpo.Config, recipe or "countdown"), given)
+    run_cli(lambda _: None, of_recipe(grpo.Config, recipe or "countdown"), others)
 
 
 def parse_sft(options: Sequence[str]) -> None:
@@ -268,7 +266,7 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "es_cookbook.plugins.gradients.sft": parse_sft,
     "compare": fields_of(runs, Compare, "recipe=countdown", "optimizers=es,momentum"),
     "compare-gradients": fields_of(contestants, CompareGradients),
-    "sweep": fields_of(make_corners, Sweep),
+    "sweep": fields_of(make_trials, Sweep),
     "resume": fields_of(lambda _, fields: changed(CLIConfig(), fields), Resume, "log_path=x"),
     "fork": fields_of(
         lambda _, fields: changed(CLIConfig(), fields), Fork, "log_path=x", "output=y"

@@ -71,7 +71,7 @@ it uses. Lower this whenever there are fewer."""
 ABOUT_OTHERS = {
     "es_cookbook.plugins.generate.by_distilabel",
     "es_cookbook.plugins.inspect.models",
-    *(f"es_cookbook.plugins.gradients.grpo.{name}" for name in ("arguments", "training")),
+    "es_cookbook.plugins.gradients.grpo.training",
     *(f"es_cookbook.plugins.verifiers.{name}" for name in ("env", "library", "tools")),
 }
 """Made of another library's classes, and imported when that is used."""
@@ -91,7 +91,7 @@ def test_neither_the_main_job_nor_any_module_imports_what_only_others_need() -> 
     assert len(main_job & set(names) - engine) <= MOST_OF_THE_MAIN_JOB
     optional = {"vllm", "ray", "wandb", "trl", "peft", "matplotlib", "openai", "compressed_tensors"}
     optional |= {"distilabel", "verifiers", "inspect_ai", "textarena", "tensorboard", "trackio"}
-    optional |= {"optuna", "pandas", "pyarrow", "playwright"}
+    optional |= {"pandas", "pyarrow", "playwright"}
     assert everything & optional == set()
 
 

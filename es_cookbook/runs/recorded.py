@@ -85,7 +85,7 @@ def open_run(
     """
     recorded = check_is_run(log_path, or_of_gradients)
     kind = RunConfig if recorded.is_of_gradients else Config
-    config = config_of_kind(kind, recorded, trust, (*typed, "trackers", "trl"))
+    config = config_of_kind(kind, recorded, trust, (*typed, "trackers"))
     if not recorded.is_of_gradients:
         refuse_lost_history(recorded)
     own = str(log_path) if recorded.is_of_gradients else config.model_name

@@ -1,10 +1,10 @@
 """Forks and rewinds: run directories that branch off at generation t.
 
-A fork is a new directory that begins with the first t generations of another, which is only read. A
-rewind cuts a run back in place; the run as it stood goes to `rewound/<n>/`, which is a run
-directory itself and can be forked. Either works on a history that is damaged behind generation t,
-and either is there whole or not at all: the fork is made beside its name and renamed, and a rewind
-cuts nothing before the copy is on the disk.
+A fork is a new directory that begins with the first t generations of another run, which is only
+read. A rewind cuts a run back in place; the original goes to `rewound/<n>/`, which is a run
+directory itself and can be forked. Both work on a history that is damaged after generation t, and
+both are atomic: the fork is made under a temporary name and renamed, and a rewind cuts nothing
+before the copy is on the disk.
 """
 
 import contextlib
@@ -41,16 +41,16 @@ from es_cookbook.runs.history.store import read_prefix, readable_prefix
 
 
 def fork_run(source: Path, generation: int | None, output: Path, config_json: str) -> int:
-    """Make a run directory, new or empty, that begins with the first generations of another.
+    """Make a run directory that begins with the first generations of another run.
 
-    All that are recorded if `generation` is None. `source` is only read, so it may be going on.
-    `config_json` comes from the user of this process.
+    Takes all recorded generations if `generation` is None. `source` is only read and may be in
+    progress. `config_json` comes from the user of this process.
 
     Returns:
-        How many generations were taken.
+        The number of generations taken.
 
     Raises:
-        RunDirectoryError: `output` holds something, or cannot be written.
+        RunDirectoryError: `output` is not new or empty, or cannot be written.
         HistoryError: Fewer generations are recorded, or they cannot be read.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -75,11 +75,11 @@ def rewind_run(log_path: Path, generation: int) -> Path:
     """Cut a run back to its first generations.
 
     Returns:
-        Where the run is kept as it stood.
+        The directory of the original run.
 
     Raises:
         RunDirectoryError: There is no run, it is in progress, or the disk failed; nothing is cut.
-        HistoryError: Fewer generations are recorded, or no more, so there is nothing to cut.
+        HistoryError: Fewer generations are recorded, or there is nothing to cut.
     """
     check_is_run(log_path)
     with locked(log_path) as recorded:
@@ -98,7 +98,7 @@ def rewind_run(log_path: Path, generation: int) -> Path:
             )
         rewound = _set_aside(log_path)
         _move_snapshots(log_path, generation, rewound)
-        if (log_path / REPORT).is_file():  # It is about what is cut off now.
+        if (log_path / REPORT).is_file():  # It shows what is cut off.
             (log_path / REPORT).rename(rewound / REPORT)
         replace_file(log_path / HISTORY, [cut])
         for name in GENERATION_KEYS:
@@ -107,12 +107,12 @@ def rewind_run(log_path: Path, generation: int) -> Path:
 
 
 def _set_aside(log_path: Path) -> Path:
-    """Copy a run as it stands to `rewound/<n>/`, a run directory itself; returns that.
+    """Copy a run to `rewound/<n>/`, a run directory itself; returns its path.
 
-    Snapshots are large, so they are not copied. The run in W&B is that of the copy from now on.
+    Snapshots are large, so they are not copied. The run in W&B belongs to the copy from now on.
 
     Raises:
-        RunDirectoryError: The disk refuses; nothing is left of the copy.
+        RunDirectoryError: The copy cannot be written; nothing is left of it.
     """
     rewound = log_path / REWOUND / str(num_rewinds(log_path) + 1)
     with _new_directory(rewound) as beside:
@@ -121,14 +121,14 @@ def _set_aside(log_path: Path) -> Path:
                 with opened(log_path / name, ANY_SIZE, log_path) as file:
                     replace_file(beside / name, lines(file))
         copy_trained_on(log_path, beside)
-    if (log_path / WANDB_ID).is_file():  # W&B's run has what is cut off now.
+    if (log_path / WANDB_ID).is_file():  # W&B's run has what is cut off.
         (log_path / WANDB_ID).rename(rewound / WANDB_ID)
     return rewound
 
 
 @contextlib.contextmanager
 def _new_directory(path: Path) -> Generator[Path]:
-    """A run directory to fill, there whole or not at all; its failures are sentences."""
+    """A run directory to fill, created atomically; failures become sentences."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_directory(path) as beside:

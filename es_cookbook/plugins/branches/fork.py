@@ -3,9 +3,9 @@
     python -m es_cookbook fork runs/a generation=30 output=runs/b optimizer.sigma=0.005
     python -m es_cookbook resume runs/b
 
-The new run takes the recorded steps as given: they made the centre from which it starts, whatever
-its own optimizer would have done. Its optimizer takes over at generation t; one with state
-(momentum, say) starts there as at the start of a run. The other run is only read.
+The recorded steps give the centre from which the new run starts, whatever its own optimizer would
+have done. Its optimizer takes over at generation t; one with state, such as momentum, starts there
+as at the start of a run. The other run is only read.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ from es_cookbook.runs.directory.directory import HISTORY
 from es_cookbook.runs.history.store import read_header
 
 _REFUSED = ("model_name", "search_space")
-"""What the recorded steps mean depends on these."""
+"""The meaning of recorded steps depends on these."""
 _ALLOWED = sorted(set(chz.chz_fields(Config)) - {*_REFUSED, "log_path"})
 
 
@@ -37,12 +37,12 @@ class Fork(Recorded):
 
 
 def main(fork: Fork, fields: dict[str, str]) -> None:
-    """Make the new run's directory, with these fields of its Config, and say how to go on."""
+    """Make the new run's directory with these fields changed, and print how to continue."""
     for path in fields:
         if path.partition(".")[0] in _REFUSED:
             raise ConfigError(
                 f"{path} cannot change in a fork, since the recorded steps would mean something "
-                f"else; what may change: {', '.join(_ALLOWED)}"
+                f"else; may change: {', '.join(_ALLOWED)}"
             )
     source, output = Path(fork.log_path), Path(fork.output)
     recorded = recorded_config(source, fork.trust, fields)
@@ -64,7 +64,6 @@ def main(fork: Fork, fields: dict[str, str]) -> None:
 def cli() -> None:
     more_help = (
         f"\n\nFields of the run's Config that may change: {', '.join(_ALLOWED)}.\n"
-        f"Those that may not, since the recorded steps would mean something else: "
-        f"{', '.join(_REFUSED)}."
+        f"{' and '.join(_REFUSED)} may not: the recorded steps would mean something else."
     )
     run_with_fields(main, Fork, more_help)

@@ -3,8 +3,8 @@
     python -m es_cookbook rewind runs/a generation=30
     python -m es_cookbook resume runs/a
 
-The run as it was is kept in `rewound/<n>/` inside its directory, which is a run directory itself:
-`fork` starts a new run from it. What W&B and Trackio have of it stays as it is, and the run goes on
+The original run is kept in `rewound/<n>/` inside its directory, which is a run directory itself:
+`fork` starts a new run from it. The run in W&B and Trackio stays as it is, and this one continues
 there as a new run, `<name>-rewound-<n>`.
 """
 
@@ -28,13 +28,13 @@ class Rewind:
 
 
 def main(rewind: Rewind) -> None:
-    """Cut, and say where the rest is and how to go on."""
+    """Cut, and print where the original is and how to continue."""
     log_path = Path(rewind.log_path)
     kept = rewind_run(log_path, rewind.generation)
     config = read_file(log_path / CONFIG, LARGEST_CONFIG, log_path).decode("utf-8", "replace")
     print(
-        f"{log_path} holds {plural(rewind.generation, 'generation')} now, and {kept} the run as it "
-        f"stood; to go on: {command('resume', log_path=log_path)}"
+        f"{log_path} holds {plural(rewind.generation, 'generation')} now, and {kept} the original "
+        f"run; to go on: {command('resume', log_path=log_path)}"
     )
     libraries = ["W&B"] * (kept / WANDB_ID).exists() + ["Trackio"] * ("TrackioTracker" in config)
     if libraries:

@@ -1,9 +1,9 @@
-"""Checkpoints of a run of gradients: the weights and what else it goes on from, the last one only.
+"""Checkpoints of a run of gradients: weights and optimizer state; only the last one is kept.
 
     checkpoints/<generation>/model       a Hugging Face model directory
     checkpoints/<generation>/optimizer.safetensors, state.json
 
-So the run is a model, too: `model_name=runs/mine`, or `runs/mine@12` for generation 12.
+The run can be used as a model: `model_name=runs/mine`, or `runs/mine@12` for generation 12.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ STATE = "state.json"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Weights after so many generations, and what else a run goes on from.
+    """The state of a run after so many generations.
 
     Attributes:
-        path: its directory; the weights are in `model`, as transformers reads them.
-        results: by generation, what the data set was told about its problems.
+        path: the directory; the weights are in `model`, in transformers' format.
+        results: results of the problems, by generation, which the dataset is told again.
     """
 
     path: Path
@@ -47,7 +47,7 @@ class Checkpoint:
 
 
 class GradientModels(Format):
-    """The model of a run of gradients, at its last checkpoint."""
+    """Models of runs of gradients, at their last checkpoints."""
 
     accepted = "a run of gradients"
 
@@ -66,7 +66,7 @@ class GradientModels(Format):
             raise ModelError(f"model_name={model_name}: {log_path} has no checkpoint yet")
         if generation not in (None, int(last.name)):
             raise ModelError(
-                f"model_name={model_name}: a run of gradients keeps its last checkpoint alone, and "
+                f"model_name={model_name}: a run of gradients keeps only its last checkpoint, and "
                 f"that of {log_path} is {last.name}"
             )
         return last / MODEL
@@ -74,7 +74,7 @@ class GradientModels(Format):
 
 @contextlib.contextmanager
 def next_checkpoint(log_path: Path, number: int) -> Generator[Path]:
-    """Inside, a directory to write one to; kept whole or not at all, and those before it go."""
+    """A directory for the next checkpoint, created atomically; then earlier ones are deleted."""
     directory = log_path / CHECKPOINTS
     directory.mkdir(exist_ok=True)
     with whole_directory(directory / str(number)) as path:
@@ -85,13 +85,13 @@ def next_checkpoint(log_path: Path, number: int) -> Generator[Path]:
 
 
 def last_directory(log_path: Path) -> Path | None:
-    """Directory of the last checkpoint; its name is the number of generations."""
+    """Directory of the last checkpoint, whose name is the number of generations."""
     found = [p for p in (log_path / CHECKPOINTS).glob("*") if p.name.isdecimal()]
     return max(found, key=lambda path: int(path.name), default=None)
 
 
 def latest_checkpoint(log_path: Path) -> Checkpoint | None:
-    """The last one in a run directory, as its `state.json` says.
+    """The last checkpoint in a run directory.
 
     Raises:
         RunDirectoryError: It cannot be read.
@@ -110,11 +110,11 @@ def latest_checkpoint(log_path: Path) -> Checkpoint | None:
         ]
         return Checkpoint(path, int(state["generation"]), results)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunDirectoryError(f"{path} is no whole checkpoint: {error}") from error
+        raise RunDirectoryError(f"{path} is not a complete checkpoint: {error}") from error
 
 
 def state_json(generation: int, results: Sequence[Sequence[ProblemResult]]) -> str:
-    """What `latest_checkpoint` reads."""
+    """The content of `state.json`, which `latest_checkpoint` reads."""
     plain = [
         [
             (each.problem, *(v if math.isfinite(v) else None for v in (each.reward, each.solved)))

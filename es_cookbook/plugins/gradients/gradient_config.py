@@ -1,4 +1,4 @@
-"""The options of a run of gradients, beside those that all runs have."""
+"""The options of a run of gradients, in addition to those of all runs."""
 
 import functools
 from typing import Literal
@@ -20,44 +20,47 @@ MAY_DIFFER = (
     *("log_path", "behavior_if_log_dir_exists", "trackers"),
     *("engine", "checkpoint_every"),
 )
-"""What a resumed run may change: where it is kept, shown and run."""
+"""Fields that a resumed run may change: where it is kept, shown and run."""
 
 
 @chz.chz
 class GradientConfig(RunConfig):
-    """A run that moves a model by gradients on the problems of a data set."""
+    """A run that trains a model by gradients on the problems of a dataset."""
 
-    dataset: RLDatasetBuilder = chz.field(meta_factory=DATASETS, doc="problems, and held-out ones")
+    dataset: RLDatasetBuilder = chz.field(
+        meta_factory=DATASETS, doc="training and held-out problems"
+    )
     log_path: str = chz.field(
         default="", doc="run directory; runs/<name>-<digest of the options> if empty"
     )
     trained: Literal["all", "linear"] = chz.field(
-        default="all", doc="which weights; linear: those that an ES run moves by default"
+        default="all", doc="trained weights; linear: those that an ES run changes by default"
     )
     sampling: SamplingParams = chz.field(
-        default_factory=_AT_ONE, blueprint_unspecified=_AT_ONE, doc="how tokens are drawn"
+        default_factory=_AT_ONE, blueprint_unspecified=_AT_ONE, doc="how tokens are sampled"
     )
-    attempts: int = chz.field(default=16, doc="answers to each problem of a batch: the group")
+    attempts: int = chz.field(default=16, doc="answers to each problem of a batch, the group size")
     learning_rate: float = chz.field(
-        default=3e-4, doc="of AdamW; 3e-4 suits models of a million weights, 1e-6 of a billion"
+        default=3e-4,
+        doc="of AdamW; 3e-4 suits models of a million weights, 1e-6 a billion",
     )
     learning_rate_schedule: Schedule = schedule_field(
         "factor on learning_rate over the run", default="linear"
     )
-    weight_decay: float = chz.field(default=0.0, doc="of AdamW, towards zero")
-    max_gradient_norm: float = chz.field(default=1.0, doc="longer gradients are cut to this length")
+    weight_decay: float = chz.field(default=0.0, doc="weight decay of AdamW, towards zero")
+    max_gradient_norm: float = chz.field(default=1.0, doc="gradients are clipped to this norm")
     tokens_per_pass: int | None = chz.field(
         default=None,
-        doc="most tokens, padding included, of one backward pass; by the memory there is if unset",
+        doc="maximum tokens, including padding, of one backward pass; from the memory if unset",
     )
     products: Literal["auto", "float32", "bfloat16"] = chz.field(
         default="auto",
-        doc="dtype of the learner's matrix products; auto: bfloat16 where the checkpoint is in it "
-        "and this processor multiplies it faster. Its weights are always float32",
+        doc="dtype of the learner's matrix products; auto: bfloat16 if the checkpoint has it and "
+        "this processor multiplies it faster. The weights are always float32",
     )
     checkpoint_every: int = chz.field(
         default=20,
-        doc="generations between checkpoints, from which a run is resumed; 0: after the last only",
+        doc="generations between checkpoints, from which a run resumes; 0: only after the last",
     )
 
     @chz.validate

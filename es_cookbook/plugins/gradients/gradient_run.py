@@ -1,15 +1,15 @@
-"""A run of gradients: the life of other runs, with a learner in place of a population.
+"""A run of gradients: an ordinary run with a learner in place of a population.
 
-The model is there twice. A learner has the one that gradients move, in float32. The engine has
-the one that answers, and is given the moved weights after each generation, as a snapshot: a file
-that every engine can begin at. So rollouts, Envs, time-outs, evaluations and their sampling seeds
-are those of evolution strategies, and vLLM samples if it is chosen.
+There are two copies of the model. The learner's is trained, in float32. The engine's samples, and
+is given the new weights after each generation as a snapshot, a file that every engine can load. So
+rollouts, Envs, time-outs, evaluations and sampling seeds are those of evolution strategies, and
+vLLM can sample.
 
-A gradient has no short history: the checkpoint is the weights and AdamW's moments, several times
-the model's own size (`checkpoints`). Only the last one is kept. A resumed run goes on from it, and
-generations after it are done again and come out the same.
+Gradients have no short history: a checkpoint is the weights and AdamW's moments, several times the
+model's size (`checkpoints`). Only the last one is kept. A resumed run continues from it, and
+repeats later generations with the same results.
 
-What a learner is, is the caller's to say (`Learns`): our own `Learner`, or TRL's trainer.
+The learner is given by the caller (`Learns`): our `Learner`, or TRL's trainer.
 """
 
 import contextlib
@@ -74,21 +74,21 @@ from es_cookbook.runs.tracking.base import RunInfo
 
 
 class Learns(Protocol):
-    """A model, some of whose weights learn."""
+    """A model, some of whose weights are trained."""
 
     model: PreTrainedModel
 
     @property
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """Those that learn, by name, as they are now."""
+        """The trained weights by name."""
         ...
 
     def load(self, weights: Mapping[str, torch.Tensor], directory: Path) -> None:
-        """Go on from weights, and from what `save_moments` wrote."""
+        """Load weights, and the file that `save_moments` wrote."""
         ...
 
     def save_moments(self, directory: Path) -> None:
-        """Write what the optimizer remembers; the weights are the model's own files."""
+        """Write the state of the optimizer; the weights are in the model's files."""
         ...
 
 
@@ -97,7 +97,7 @@ _Learner = TypeVar("_Learner", bound=Learns)
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class GradientRun(Generic[_Learner]):
-    """A run, open: what its loop works with; `generations` are those that are still to come."""
+    """An open run; `generations` are those still to do."""
 
     config: GradientConfig
     generations: range
@@ -111,9 +111,9 @@ class GradientRun(Generic[_Learner]):
     async def rollout(
         self, generation: int, problems_P: Sequence[EnvGroupBuilder]
     ) -> list[TrajectoryGroup]:
-        """The model's attempts at every problem: a group of one genome each, with logprobs.
+        """The model's attempts at every problem, with logprobs: a group with one genome each.
 
-        Then the engine rests, until it takes the weights that were learned.
+        Then the engine is idle until it takes the new weights.
         """
         sampling = chz.replace(self.config.sampling_at(generation), logprobs=True)
         attempts = self.config.attempts
@@ -123,23 +123,23 @@ class GradientRun(Generic[_Learner]):
         return found
 
     async def learn(self, generation: int, learn: Callable[[_Learner], Metrics]) -> Metrics:
-        """Let the learner learn, in a thread, and the engine take its weights."""
+        """Train the learner, in a thread, and give its weights to the engine."""
         with self.recorder.timed(generation, "learn"):
             measured = await anyio.to_thread.run_sync(_on_all_cores, learn, self.learner)
         await self.learned(generation)
         return measured
 
     async def learned(self, generation: int) -> None:
-        """Let the engine take the learner's weights."""
+        """Give the learner's weights to the engine."""
         for weight in self.learner.weights.values():
-            weight.grad = None  # The engine needs its memory now.
+            weight.grad = None  # The engine needs the memory.
         with self.recorder.timed(generation, "apply"):
             await take_weights(self.engine, self.learner.weights)
 
     async def record(
         self, generation: int, groups_P: Sequence[TrajectoryGroup], measured: Metrics
     ) -> None:
-        """Write what a generation measured, a checkpoint if it is due; begin the next one."""
+        """Write the metrics of a generation, and a checkpoint if one is due."""
         results_P = self.dataset.results(generation, groups_P)
         self.dataset.tell(generation, results_P)
         self.results.append(results_P)
@@ -163,8 +163,8 @@ class GradientRun(Generic[_Learner]):
         with next_checkpoint(Path(self.config.log_path), generation) as path:
             with no_progress_bar():
                 self.learner.model.save_pretrained(path / MODEL)
-            # Whoever loads it is to sample as the run did: what was learned of rounded weights may
-            # be lost without the rounding. The weights themselves stay float32, to go on from.
+            # It should sample as the run did, with rounded weights. The files stay float32, to
+            # continue training.
             config = path / MODEL / "config.json"
             plain = json.loads(config.read_text("utf-8"))
             if plain.get("dtype") != dtype:
@@ -211,12 +211,12 @@ class Gradients(Mover[GradientRun[_Learner]], Generic[_Learner]):
         return ""
 
     def _goes_on(self, recorded: Recorded, names: set[str]) -> bool:
-        """Whether the recorded run goes on; one that is to be deleted is."""
+        """Whether the recorded run continues; deletes it if asked to."""
         log_path, behavior = self.log_path, self._config.behavior_if_log_dir_exists
         if behavior != "delete" and HISTORY in names:
             raise RunDirectoryError(
                 f"log_path {log_path} holds a run of evolution strategies, which gradients cannot "
-                "go on with; give another log_path"
+                "continue; give another log_path"
             )
         elsewhere = f"begin from its weights: model_name={log_path}"
         if decided(recorded, self._config_json, behavior, MAY_DIFFER, elsewhere) == "resume":
@@ -260,7 +260,7 @@ class Gradients(Mover[GradientRun[_Learner]], Generic[_Learner]):
         )
 
     async def _learner(self, engine: Engine) -> _Learner:
-        """The model that learns; a checkpoint is loaded into it and the engine."""
+        """The learner; a checkpoint is loaded into it and the engine."""
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         name, checkpoint = self._config.model_name, self._checkpoint
         model = await anyio.to_thread.run_sync(load_causal_lm, name, "float32", device)
@@ -274,7 +274,7 @@ class Gradients(Mover[GradientRun[_Learner]], Generic[_Learner]):
 
 
 def _on_all_cores(learn: Callable[[_Learner], Metrics], learner: _Learner) -> Metrics:
-    """Learn; a thread that is not torch's first has but one core for products unless it says so."""
+    """Learn on all cores; threads other than torch's first use one core by default."""
     torch.set_num_threads(num_cores())
     measured = learn(learner)
     trim()
@@ -285,7 +285,7 @@ async def take_weights(engine: Engine, weights: Mapping[str, torch.Tensor]) -> N
     """Make weights, all of the engine's search space, its centre.
 
     Raises:
-        EngineError: It has others in the end.
+        EngineError: The engine reports another fingerprint.
     """
     taken = {name: weight.detach().float().cpu().contiguous() for name, weight in weights.items()}
     spans = (fingerprint_span(name, weight.view(-1), 0) for name, weight in taken.items())
@@ -294,11 +294,11 @@ async def take_weights(engine: Engine, weights: Mapping[str, torch.Tensor]) -> N
         path = Path(directory) / "weights.safetensors"
         save_file(taken, path, metadata(0, fingerprint))
         if await engine.restore([], path) != fingerprint:
-            raise EngineError(f"the engine could not take the moved weights from {path}")
+            raise EngineError(f"the engine could not take the new weights from {path}")
 
 
 def _nats_per_token(groups_P: Sequence[TrajectoryGroup]) -> float:
-    """How surprising its own tokens were to the model: an estimate of its entropy."""
+    """Mean -log-probability of sampled tokens: an estimate of the entropy."""
     logprobs = [
         logprob
         for group in groups_P

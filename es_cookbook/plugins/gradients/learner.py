@@ -1,18 +1,17 @@
-"""A model that learns from token sequences: log-probabilities, optimizers, and the files of both.
+"""A model that learns from token sequences: log-probabilities, optimizer steps and their files.
 
-Everything here that learns by gradients does so by `Learner.step`: supervised fine-tuning, the
-small models that recipes begin with, and policy gradients.
+All gradient training here is `Learner.step`: supervised fine-tuning, the bundled small models, and
+policy gradients.
 
-Sequences are padded on the right, where no real token sees the padding, so any token will do for
-it, and a tokenizer needs none of its own. A batch that is too large for one pass goes in parts of
-similar length through the model, and their gradients add up: parts change memory and speed, and
-nothing else.
+Sequences are padded on the right, where no real token attends to the padding, so any token can be
+padding, and a tokenizer needs no padding token. A batch that is too large for one pass is split
+into parts of similar length whose gradients are added: parts change memory and speed only.
 
-Logits over a large vocabulary would need more memory than all else. Then the model runs in two
-halves: hidden states first, and of these, a few at a time, logits, loss and gradient, of which only
-that of the hidden states is kept.
+Logits over a large vocabulary would need more memory than everything else. The model then runs in
+two halves: first the hidden states; then, for a few of these at a time, logits, loss and gradient,
+of which only the gradient of the hidden states is kept.
 
-The model stays in evaluation mode: it learns what it samples with, without dropout.
+The model stays in evaluation mode: it learns without dropout, as it samples.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,28 +25,26 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
-from es_cookbook.common.terminal import say_once
 from es_cookbook.engines.torch.memory import total_bytes
-from es_cookbook.engines.torch.processor import products_of, rates
+from es_cookbook.engines.torch.processor import products_of
 from es_cookbook.rl.rollouts import Example
 
 OPTIMIZER = "optimizer.safetensors"
 LOGITS_AT_ONCE = 2**24
-"""Most numbers."""
+"""Maximum number of elements."""
 _ROOM = 1 / 40
-"""Share of all memory for activations; what is free varies, and runs should come out the same."""
+"""Share of total memory for activations; free memory varies, and runs should be reproducible."""
 MOST_TOKENS = 16_384
-"""Tokens of a pass: products of more are not faster."""
+"""Tokens of a pass; products of more are not faster."""
 _WITH_BFLOAT16 = ("cpu", "cuda")
-"""Kinds of devices; on others nobody has measured what gradients in it are worth."""
+"""Kinds of devices on which gradients in bfloat16 have been measured."""
 Objective: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Log-probabilities now, when sampled, and weights -> what is maximised; one a learned token."""
+"""Log-probabilities now, when sampled, and weights -> what is maximised, per learned token."""
 _ToLogits: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-"""Of what learned tokens follow from."""
 Optimizers: TypeAlias = Callable[
     [Mapping[str, torch.nn.Parameter]], Sequence[torch.optim.Optimizer]
 ]
-"""The weights that learn, by name -> what moves them; `lr` is a factor on each step's rate."""
+"""Trained weights by name -> their optimizers, whose `lr` is a factor on each step's rate."""
 
 
 def adamw(
@@ -57,18 +54,18 @@ def adamw(
 
 
 class Learner:
-    """A model, some of whose weights learn.
+    """A model, some of whose weights are trained.
 
     Args:
         model: its parameters do not require gradients.
-        names: of the parameters that learn.
-        tokens_per_pass: most tokens, padding included, of one backward pass; None: those whose
-            activations have room in a part of the device's memory.
-        optimizers: made once, for all weights that learn.
-        products: dtype of matrix products; weights, sums of gradients and losses are float32.
+        names: names of the parameters to train.
+        tokens_per_pass: maximum tokens, including padding, of one backward pass; None: as many as
+            have room in a share of the device's memory.
+        optimizers: makes the optimizers of the trained weights.
+        products: dtype of matrix products; weights, gradient sums and losses are float32.
 
     Raises:
-        ConfigError: A name is no parameter's own.
+        ConfigError: There is no parameter of such a name.
     """
 
     def __init__(
@@ -103,10 +100,10 @@ class Learner:
     def step(
         self, examples: Sequence[Example], objective: Objective, learning_rate: float, share: float
     ) -> tuple[float, float]:
-        """One step up: the objective's sum over learned tokens and `count`, times `share`.
+        """One ascent step on the objective's sum over learned tokens and `count`, times `share`.
 
         Returns:
-            What was maximised, before the step, and the gradient's length before it was cut.
+            The value that was maximised, before the step, and the gradient norm before clipping.
         """
         for weight in self.weights.values():
             weight.grad = None
@@ -132,11 +129,11 @@ class Learner:
         return total, float(norm)
 
     def logprobs(self, examples: Sequence[Example]) -> list[tuple[float, ...]]:
-        """Of each example's learned tokens, in order."""
+        """Log-probabilities of each example's learned tokens."""
         return self._by_example(examples, _logprobs)
 
     def entropies(self, examples: Sequence[Example]) -> list[tuple[float, ...]]:
-        """In nats, of the distribution over all tokens that each learned one was drawn from."""
+        """Entropies, in nats, of the distributions of each example's learned tokens."""
 
         def of_logits(logits_n_V: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
             return torch.special.entr(logits_n_V.softmax(dim=-1)).sum(dim=-1)
@@ -149,10 +146,7 @@ class Learner:
         examples: Sequence[Example],
         measure: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> list[tuple[float, ...]]:
-        """A number for each learned token; returns each example's, in order.
-
-        `measure` is given some tokens and the logits (n, V) that they were drawn from.
-        """
+        """`measure` of the logits (n, V) and tokens (n) of all learned tokens, by example."""
         found: dict[int, list[float]] = {id(example): [] for example in examples}
         for part in self._parts(examples):
             states_N_D, tokens_N, to_logits = self._origins(part)
@@ -164,7 +158,7 @@ class Learner:
         return [tuple(found[id(example)]) for example in examples]
 
     def _bytes_per_token(self) -> float:
-        """What a backward pass needs of a forward pass, but for the weights."""
+        """Bytes that a forward pass keeps for the backward pass, excluding the weights."""
         own = {weight.untyped_storage().data_ptr() for weight in self.model.parameters()}
 
         def kept_of(size: int) -> int:
@@ -174,7 +168,7 @@ class Learner:
                 storage = tensor.untyped_storage()
                 if storage.data_ptr() not in own:
                     kept[storage.data_ptr()] = storage.nbytes()
-                return tensor.detach()  # with the output of a node itself it would live for ever
+                return tensor.detach()  # the output of a node itself would keep the graph alive
 
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
                 _held = self._origins([Example((3,) * size, (False,) * (size - 1) + (True,))])
@@ -188,7 +182,7 @@ class Learner:
         return in_parts(learned, self._tokens_per_pass)
 
     def _origins(self, part: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor, _ToLogits]:
-        """What learned tokens follow from (logits, if few, or hidden states), and they."""
+        """Logits, if they are few, or hidden states at learned tokens; and these tokens."""
         device, length = self.model.device, max(len(example.tokens_T) for example in part)
         tokens_B_T = torch.zeros(len(part), length, dtype=torch.long)
         for tokens_T, example in zip(tokens_B_T, part, strict=True):
@@ -208,7 +202,7 @@ class Learner:
     def _logits(
         self, states_N_D: torch.Tensor, to_logits: _ToLogits
     ) -> Iterator[tuple[torch.Tensor, slice]]:
-        """Logits (n, V) of a few states at a time, and which they are."""
+        """Logits (n, V) of a few states at a time, with their slice."""
         size = max(1, LOGITS_AT_ONCE // self._halves.vocabulary_size)
         for first in range(0, len(states_N_D), size):
             which = slice(first, first + size)
@@ -217,12 +211,12 @@ class Learner:
             yield logits_n_V.float(), which
 
     def _computing(self) -> AbstractContextManager[object]:
-        """Inside, products have their dtype."""
+        """Context manager that sets the dtype of products."""
         is_lower = self._products != torch.float32
         return torch.autocast(self.model.device.type, self._products, enabled=is_lower)
 
     def save_moments(self, directory: Path) -> None:
-        """Write what the optimizers remember; the weights are the model's own files."""
+        """Write the state of the optimizers; the weights are in the model's files."""
         tensors = {
             f"{name}/{moment}": value.contiguous()
             for name, weight in self.weights.items()
@@ -231,10 +225,10 @@ class Learner:
         save_file(tensors, directory / OPTIMIZER)
 
     def load(self, weights: Mapping[str, torch.Tensor], directory: Path) -> None:
-        """Go on from weights, and from what `save_moments` wrote.
+        """Load weights, and the file that `save_moments` wrote.
 
         Raises:
-            RunDirectoryError: It is not of these weights.
+            RunDirectoryError: It is damaged or belongs to other weights.
         """
         try:
             moments = load_file(directory / OPTIMIZER)
@@ -248,22 +242,17 @@ class Learner:
                 self._states[name][weight][moment] = value.to(device)
         except (OSError, KeyError, RuntimeError) as error:
             raise RunDirectoryError(
-                f"{directory} is no checkpoint of this run: {type(error).__name__}: {error}"
+                f"{directory} is not a checkpoint of this run: {type(error).__name__}: {error}"
             ) from error
 
 
 def dtype_of_products(
     wanted: Literal["auto", "float32", "bfloat16"], base_dtype: str, device: torch.device
 ) -> torch.dtype:
-    """What is wanted; auto: bfloat16 if the base is, and that is what the device is fastest in."""
+    """The dtype of products; auto: bfloat16 if the base is and the device is fastest in it."""
     if wanted == "auto":
         is_fast = base_dtype == "bfloat16" and device.type in _WITH_BFLOAT16
         return products_of(torch.bfloat16, device) if is_fast else torch.float32
-    if wanted == "bfloat16" and device.type == "cpu" and (slowdown := rates().slowdown) > 1:
-        say_once(
-            f"products=bfloat16: such products take {slowdown:.1f} times as long as those in "
-            "float32 here; products=auto takes the faster"
-        )
     return torch.bfloat16 if wanted == "bfloat16" else torch.float32
 
 
@@ -276,10 +265,10 @@ def _logprobs(logits_n_V: torch.Tensor, tokens_n: torch.Tensor) -> torch.Tensor:
 
 
 class _Halves:
-    """A model as what makes hidden states, and what makes logits of them, scaled as it does."""
+    """A model in two halves: hidden states, and their logits, scaled as the model scales them."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        # PEFT puts its layers into the model that it wraps.
+        # PEFT inserts its layers into the model that it wraps.
         self._model = cast(Any, model).get_base_model() if hasattr(model, "peft_config") else model
         self._name = self._model.base_model_prefix
         self.vocabulary_size = int(self._model.config.get_text_config().vocab_size)
@@ -293,7 +282,7 @@ class _Halves:
         return getattr(self._model, self._name)(input_ids=tokens_B_T, use_cache=False)[0]
 
     def logits(self, hidden_N_D: torch.Tensor) -> torch.Tensor:
-        """(N, V): the model's own, with its first half replaced by what that gave."""
+        """Logits (N, V): the model with its first half replaced by the given hidden states."""
         first = getattr(self._model, self._name)
         setattr(self._model, self._name, _Given(hidden_N_D.unsqueeze(0)))
         try:
@@ -304,7 +293,7 @@ class _Halves:
 
 
 class _Given(torch.nn.Module):
-    """Gives what it was made with, whatever it is asked."""
+    """Returns the given hidden states for any input."""
 
     def __init__(self, hidden_1_N_D: torch.Tensor) -> None:
         super().__init__()
@@ -318,7 +307,7 @@ def trained_weights(model: PreTrainedModel, names: Iterable[str]) -> dict[str, t
     """The named parameters, which require gradients from now on.
 
     Raises:
-        ConfigError: A name is no parameter's own.
+        ConfigError: There is no parameter of such a name.
     """
     parameters = dict(model.named_parameters())
     weights: dict[str, torch.nn.Parameter] = {}
@@ -334,12 +323,12 @@ def trained_weights(model: PreTrainedModel, names: Iterable[str]) -> dict[str, t
 
 
 def learned_places(example: Example) -> list[int]:
-    """Where its tokens that have a loss are; the first of all never has one."""
+    """Positions of tokens that have a loss; the first token never has one."""
     return [t for t in range(1, len(example.tokens_T)) if example.learned_T[t]]
 
 
 def learned_tokens(part: Sequence[Example]) -> Iterator[tuple[Example, int]]:
-    """Every token that has a loss: its example, and its place there."""
+    """Every token that has a loss: its example and position."""
     for example in part:
         for t in learned_places(example):
             yield example, t
@@ -351,10 +340,10 @@ def _of_token(token: tuple[Example, int]) -> tuple[float, float, float]:
 
 
 def in_parts(examples: Sequence[Example], tokens_per_pass: int) -> list[list[Example]]:
-    """Sequences of similar length together, each part of so many tokens at most, with padding.
+    """Groups sequences of similar length; a part has at most so many tokens, including padding.
 
-    The longest come first: what others need then fits into the memory that these have freed. What
-    fits into one part keeps its order.
+    The longest come first, so that later parts fit into the memory that these have freed. If all
+    fit into one part, their order is kept.
 
     >>> a, b, c = (Example((1,) * n, (True,) * n) for n in (3, 9, 4))
     >>> [[len(example.tokens_T) for example in part] for part in in_parts([a, b, c], 10)]

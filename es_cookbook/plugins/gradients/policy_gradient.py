@@ -1,39 +1,40 @@
-"""Policy gradients, small and whole: group baseline, PPO's clipping, expert iteration.
+"""Policy gradients: group baseline, PPO's clipping, expert iteration.
 
     es-cookbook policy_gradient recipe=arithmetic
 
-What `es_cookbook.evolution.optimizers.es` is for evolution strategies: the same problems, Envs and
-rewards, and a gradient in place of a population. In each generation the model answers every problem
-K times at temperature 1, and what it said becomes likelier or less likely:
+The counterpart of `es_cookbook.evolution.optimizers.es`: the same problems, Envs and rewards, with
+a gradient in place of a population. In each generation the model answers every problem K times at
+temperature 1, and its answers become more or less likely:
 
     maximise  1/N · Σ over N answers  weight · Σ_t log π(token_t | all tokens before it)
 
-Three methods are ways to make weights of rewards:
+Three methods turn rewards into weights:
 
-- `group`: the reward less the mean of the K answers to one problem, as in GRPO (Shao et al. 2024,
+- `group`: the reward minus the mean of the K answers to one problem, as in GRPO (Shao et al. 2024,
   arXiv:2402.03300). Divided by their standard deviation as there, or not, as in Dr. GRPO (Liu et
-  al. 2025, arXiv:2503.20783). No answer is divided by its length: wrong ones would get longer.
+  al. 2025, arXiv:2503.20783). Answers are not divided by their length, which would make wrong ones
+  longer.
 - `ppo`: the same weights for several steps on one batch. Each token's log-probability is replaced
-  by its ratio to the one with which it was sampled, and once that has left 1 ± clip in the wanted
-  direction the token has no gradient (Schulman et al. 2017, arXiv:1707.06347).
-- `expert`: supervised training on the answers that were right, or earned the most of their group
-  (expert iteration, Anthony et al. 2017, arXiv:1705.08439; STaR, arXiv:2203.14465).
+  by its ratio to the one at sampling, and a token whose ratio has left 1 ± clip in the wanted
+  direction has no gradient (Schulman et al. 2017, arXiv:1707.06347).
+- `expert`: supervised training on answers that were correct, or had the highest reward of their
+  group (expert iteration, Anthony et al. 2017, arXiv:1705.08439; STaR, arXiv:2203.14465).
 
-`objective=pass_at_k` maximises the chance that one of k answers is right, in place of the mean
-reward: `group` and `ppo` then have the advantages of Chen et al. 2025 (arXiv:2508.10751), by which
-a wrong answer costs little as long as others are right (`pass_at_k_advantages`).
-Divided by no standard deviation, they are the gradient of pass@k over k.
+`objective=pass_at_k` maximises the probability that one of k answers is correct, in place of the
+mean reward: `group` and `ppo` then use the advantages of Chen et al. 2025 (arXiv:2508.10751), by
+which a wrong answer costs little if others are correct (`pass_at_k_advantages`). Without the
+division by a standard deviation, they are the gradient of pass@k over k.
 
-A fourth learns from what the problems' gold answers say in place of what the model did, the end of
-sequence included (`gold`): supervised training on the batches, the gradient of what genomes score
-with `surrogate=gold`.
+A fourth method, `gold`, learns the problems' gold answers, including the end of sequence, in place
+of the model's: supervised training on the batches, and the gradient of what genomes score with
+`surrogate=gold`.
 
 A reward may be how likely a text is that the model reads (`StepResult.reading`, as in the recipe
-markovian). Then it has a gradient of its own: `reading` times the text's mean log-probability is
-maximised too. With `normalise=False` both are the gradient of the expected reward.
+markovian). It then has its own gradient: `reading` times the text's mean log-probability is also
+maximised. With `normalise=False` both are the gradient of the expected reward.
 
 In a chat of several turns the model's own tokens have a loss. A lost rollout (reward NaN) is left
-out, also of its group's mean. Answers come from an engine, which gets the moved weights after each
+out, also from its group's mean. Answers come from an engine, which gets the new weights after each
 generation. Left out: a value model, a KL penalty, entropy bonuses, older answers, many machines.
 """
 
@@ -47,6 +48,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import chz
+import numpy as np
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
@@ -56,7 +58,6 @@ from es_cookbook.common.registry import Registered
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine
 from es_cookbook.plugins.gradients.gradient_config import GradientConfig
-from es_cookbook.plugins.gradients.pass_at_k import pass_at_k_advantages
 from es_cookbook.rl.messages.message_env import told_gold
 from es_cookbook.rl.objectives import (
     OBJECTIVE_NAMES,
@@ -65,6 +66,7 @@ from es_cookbook.rl.objectives import (
     Objective,
     PassAtK,
     outcomes,
+    pass_at_k,
 )
 from es_cookbook.rl.problem_env import with_gold
 from es_cookbook.rl.rollouts import Example, readings_of, rollout_metrics, sequences_of
@@ -86,10 +88,12 @@ if TYPE_CHECKING:
 
 @chz.chz
 class Method(ABC):
-    """What is learned from, and what of it is maximised."""
+    """What a generation learns from, and the objective."""
 
-    epochs: int = chz.field(default=1, doc="times that a generation's answers are learned from")
-    steps: int = chz.field(default=1, doc="of the optimizer in an epoch, on equal shares of them")
+    epochs: int = chz.field(default=1, doc="passes over a generation's answers")
+    steps: int = chz.field(
+        default=1, doc="optimizer steps per epoch, on equal shares of the answers"
+    )
 
     @chz.validate
     def _counts(self) -> None:
@@ -103,23 +107,23 @@ class Method(ABC):
         tokenizer: Tokenizer,
         at_k: PassAtK | None = None,
     ) -> tuple[list[Example], float]:
-        """What a generation has to learn from, and the share of one answer in the objective.
+        """The examples of a generation, and the share of one answer in the objective.
 
         Raises:
-            DataError: There is nothing; names the problem.
+            DataError: A problem has nothing to learn from; names it.
         """
 
     def objective(
         self, logprobs: "torch.Tensor", sampled: "torch.Tensor", weights: "torch.Tensor"
     ) -> "torch.Tensor":
-        """What is maximised, token by token; `sampled` are the log-probabilities at sampling."""
+        """The objective per token; `sampled` are the log-probabilities at sampling."""
         del sampled
         return weights * logprobs
 
 
 @chz.chz
 class Weighted(Method):
-    """The model's own answers, with weights that are made of their rewards."""
+    """The model's own answers, with weights computed from their rewards."""
 
     reading: float = chz.field(default=1.0, doc="weight of a text that is read for the reward")
 
@@ -139,10 +143,10 @@ class Weighted(Method):
 
     @abstractmethod
     def weights(self, rewards_K: Sequence[float], solved_K: Sequence[float]) -> list[float]:
-        """One weight for each answer of a group; rewards are finite, `solved` NaN if not known."""
+        """A weight per answer of a group; rewards are finite, `solved` is NaN if unknown."""
 
     def reading_weight(self, weight: float) -> float:
-        """Of what was read for the reward of an answer with this weight."""
+        """The weight of a text that was read for the reward of an answer with this weight."""
         return self.reading
 
 
@@ -169,7 +173,7 @@ class Group(Weighted):
 class PPO(Group):
     """The group's weights, for several steps, with clipped ratios."""
 
-    epochs: int = chz.field(default=4, doc="times that a generation's answers are learned from")
+    epochs: int = chz.field(default=4, doc="passes over a generation's answers")
     clip: float = chz.field(default=0.2, doc="a token's ratio counts within 1 - clip and 1 + clip")
 
     @chz.validate
@@ -187,7 +191,7 @@ class PPO(Group):
 
 @chz.chz
 class Expert(Weighted):
-    """Expert iteration: 1 for answers worth imitating, 0 for all others.
+    """Expert iteration: weight 1 for answers to imitate, 0 for all others.
 
     >>> Expert(keep="best").weights([0.1, 0.6, 0.6], [0.0, 0.0, 0.0])
     [0.0, 1.0, 1.0]
@@ -241,7 +245,7 @@ class Config(GradientConfig):
     """Train by a policy gradient on the problems and rewards of any data set."""
 
     method: Method = _METHODS.field("how rewards become a gradient")
-    objective: Objective = _OBJECTIVES.field("what method=group and method=ppo maximise")
+    objective: Objective = _OBJECTIVES.field("objective of method=group and method=ppo")
 
     @chz.validate
     def _objective(self) -> None:
@@ -251,14 +255,14 @@ class Config(GradientConfig):
             )
         if isinstance(self.objective, PassAtK) and not isinstance(self.method, Group):
             raise ConfigError(
-                "objective=pass_at_k says how answers are weighed against each other: it needs "
-                f"method=group or method=ppo, found {type(self.method).__name__}"
+                "objective=pass_at_k weighs answers against each other: it needs method=group or "
+                f"method=ppo, found {type(self.method).__name__}"
             )
         self.objective.check(self.attempts, self.sampling.temperature)
 
     @property
     def at_k(self) -> PassAtK | None:
-        """The objective, where it is not the mean reward."""
+        """The objective, unless it is the mean reward."""
         return self.objective if isinstance(self.objective, PassAtK) else None
 
     @chz.validate
@@ -274,10 +278,10 @@ class Config(GradientConfig):
 
 
 async def main(config: Config) -> None:
-    """Train, or go on training; a run that is complete is left as it is.
+    """Train, or continue training; a complete run is not changed.
 
     Raises:
-        ESCookbookError: Anything that the user can put right, in one sentence.
+        ESCookbookError: A mistake of the user, in one sentence.
     """
     from es_cookbook.plugins.gradients.gradient_run import Gradients  # with torch
     from es_cookbook.runs.setup import opened
@@ -295,7 +299,7 @@ async def main(config: Config) -> None:
 
 
 def learner_of(config: Config, model: "PreTrainedModel", engine: Engine) -> "Learner":
-    """What learns the weights of the engine's space."""
+    """The learner of the weights of the engine's space."""
     from es_cookbook.plugins.gradients.learner import Learner, adamw, dtype_of_products
 
     return Learner(
@@ -311,9 +315,10 @@ def learner_of(config: Config, model: "PreTrainedModel", engine: Engine) -> "Lea
 def to_examples(
     method: Weighted, groups_P: Sequence[TrajectoryGroup], at_k: PassAtK | None = None
 ) -> tuple[list[Example], float]:
-    """What there is to learn from: rollouts of weight 0 are left out, equal ones are one.
+    """Examples of all rollouts, without weights of 0 and with equal ones merged.
 
-    Also 1/N, the share of one rollout in the objective.
+    Returns:
+        The examples, and 1/N, the share of one rollout in the objective.
 
     Raises:
         ConfigError: No Env reports the metric of `at_k`.
@@ -339,7 +344,7 @@ def to_examples(
             weights_K = pass_at_k_advantages(right_K, at_k.k, normalise=method.normalise)
         for (trajectory, *_), weight in zip(ended, weights_K, strict=True):
             found.update(sequences_of(trajectory, weight) if weight else ())
-            # What is read counts towards the mean reward, not towards whether one answer is right.
+            # A text that is read counts towards the mean reward, but not towards pass@k.
             if at_k is None and (of_read := method.reading_weight(weight)):
                 found.update(readings_of(trajectory, of_read))
     examples = [dataclasses.replace(example, count=count) for example, count in found.items()]
@@ -349,7 +354,7 @@ def to_examples(
 def learn(
     config: Config, generation: int, examples: Sequence[Example], share: float, learner: "Learner"
 ) -> Metrics:
-    """All steps on a generation's answers; what is to be reported of them."""
+    """All steps on a generation's answers; returns their metrics."""
     method = config.method
     factor = config.learning_rate_schedule(generation, config.num_generations)
     learning_rate = config.learning_rate * factor
@@ -365,3 +370,34 @@ def learn(
         "policy/gradient_norm": math.fsum(norms) / len(norms) if norms else 0.0,
         "optimizer/learning_rate": learning_rate,
     }
+
+
+def pass_at_k_advantages(
+    solved_K: Sequence[bool], k: int, *, normalise: bool = True
+) -> list[float]:
+    """Weights of the answers to one problem in the policy gradient of pass@k.
+
+    Chen et al. 2025 (arXiv:2508.10751), for n answers of which c solve the problem, with the mean
+    ρ and the standard deviation s of "one of them solves it" over all groups of k answers:
+
+        ρ = 1 − C(n − c, k)/C(n, k),   s = √(ρ(1 − ρ))
+        solved: (1 − ρ)/s,   failed: (1 − ρ − C(n − c − 1, k − 1)/C(n − 1, k − 1))/s
+
+    This is a group's baseline: the value of an answer is the share of its groups that are solved,
+    which is 1 if it is solved, and pass@(k − 1) of the others if not. Without `normalise` nothing
+    is divided by s. All are 0 if s is 0 or n < k.
+
+    >>> pass_at_k_advantages([True, False, False, False], k=2)
+    [1.0, -0.333..., -0.333..., -0.333...]
+    """
+    n, c = len(solved_K), sum(solved_K)
+    if n < k:
+        return [0.0] * n
+    of_all, of_failed = (
+        float(pass_at_k(np.array(attempts), np.array(c), size))
+        for attempts, size in ((n, k), (n - 1, k - 1))
+    )
+    deviation = math.sqrt(of_all * (1 - of_all))
+    scale = deviation if normalise else 1.0
+    values_K = (1.0 if solved else of_failed for solved in solved_K)
+    return [(value - of_all) / scale if deviation else 0.0 for value in values_K]

@@ -1,20 +1,20 @@
-"""Supervised fine-tuning, to be read first: rows, a loss on what the model should write, AdamW.
+"""Supervised fine-tuning: rows, a loss on what the model should write, AdamW. Read this first.
 
     python -m es_cookbook.plugins.gradients.sft model_name=model data=rows.jsonl output=sft
     es-cookbook sft recipe=countdown data=demonstrations.jsonl output=sft
 
 The rows are JSON lines (or a Parquet file, or a Hub set) with the texts `prompt` and `completion`,
-or with `messages` (`supervised`). The loss is the mean surprise, -log π(token | all before it), of
-the tokens that the model should write, the end of sequence included. Nothing else is learned.
+or with `messages` (`supervised`). The loss is the mean of -log π(token | all before it) over the
+tokens that the model should write, including the end of sequence.
 
-`rank=8` trains a LoRA adapter, by PEFT, and writes that; `rank=0` trains all weights and writes a
+`rank=8` trains a LoRA adapter with PEFT and writes that; `rank=0` trains all weights and writes a
 model directory. An adapter is a start for other runs:
 
     ... search_space=singular_values search_space.start=sft optimizer=cma
     ... search_space=adapter search_space.start=sft
 
-The output directory is written when training ends, whole or not at all, with `metrics.jsonl` beside
-the weights. `es-cookbook evaluate model_name=sft recipe=...` measures it on problems.
+The output directory is written when training ends, atomically, with `metrics.jsonl` beside the
+weights. `es-cookbook evaluate model_name=sft recipe=...` measures it on problems.
 
 Left out: resuming, several devices, and training in lower precision than float32.
 """
@@ -57,29 +57,31 @@ class SFTConfig:
     model_name: str = chz.field(doc="model directory, GGUF file, Hub name or run (RUN@GENERATION)")
     dataset: SupervisedRows = chz.field(meta_factory=_ROWS, doc="rows to learn from")
     output: str = chz.field(doc="directory to write the adapter or model to; it must not exist")
-    rank: int = chz.field(default=8, doc="of the LoRA adapter; 0 trains all weights instead")
+    rank: int = chz.field(default=8, doc="rank of the LoRA adapter; 0 trains all weights instead")
     alpha: int = chz.field(default=16, doc="the adapter is scaled by alpha / rank")
     targets: tuple[str, ...] = chz.field(
         default=("q_proj", "k_proj", "v_proj", "o_proj"), doc="last names of the adapted layers"
     )
-    learning_rate: float = chz.field(default=2e-4, doc="of AdamW")
+    learning_rate: float = chz.field(default=2e-4, doc="learning rate of AdamW")
     learning_rate_schedule: Schedule = schedule_field(
         "factor on learning_rate over the steps", default="linear"
     )
-    max_gradient_norm: float = chz.field(default=1.0, doc="longer gradients are cut to this length")
+    max_gradient_norm: float = chz.field(default=1.0, doc="gradients are clipped to this norm")
     batch_size: int = chz.field(default=32, doc="rows per step")
     epochs: float = chz.field(default=1.0, doc="passes over the rows")
     max_length: int = chz.field(default=1024, doc="tokens of a row; longer rows are truncated")
     tokens_per_pass: int | None = chz.field(
         default=None,
-        doc="most tokens, padding included, of one backward pass; by the memory there is if unset",
+        doc="maximum tokens, including padding, of one backward pass; from the memory if unset",
     )
     log_every: int = chz.field(default=10, doc="steps between lines of metrics")
-    seed: int = chz.field(default=0, doc="of the adapter's first factors and the order of the rows")
+    seed: int = chz.field(
+        default=0, doc="seed of the adapter's initial factors and the order of the rows"
+    )
 
     @classmethod
     def whole_options(cls, given: Mapping[str, str]) -> dict[str, str]:
-        """Options as a user types them, with whole names, and the model of a recipe."""
+        """Options as a user types them, with full names, and the model of a recipe."""
         whole = {"dataset.source" if path == "data" else path: v for path, v in given.items()}
         if (recipe := whole.pop("recipe", None)) is not None:
             whole = {"model_name": recipe_defaults(recipe).model_name, **whole}
@@ -99,7 +101,7 @@ def main(config: SFTConfig) -> None:
     """Train, and write the adapter or the model.
 
     Raises:
-        ConfigError: The output is there already, PEFT is missing, or the model has no such layers.
+        ConfigError: The output exists, PEFT is missing, or the model has no such layers.
         DataError: There are no rows, or one cannot be used.
         ModelError: The model cannot be read.
     """
@@ -151,9 +153,9 @@ def main(config: SFTConfig) -> None:
 def learn(
     learner: "Learner", examples: Sequence[Example], learning_rate: float
 ) -> tuple[float, float]:
-    """One step down the mean surprise; returns that, and the gradient's length before it was cut.
+    """One descent step on the mean loss; returns that, and the gradient norm before clipping.
 
-    The small models that recipes begin with are trained by it too (`small_model.fit`).
+    The bundled small models are trained by it too (`small_model.fit`).
     """
     share = 1 / max(sum(sum(example.learned_T[1:]) for example in examples), 1)
     gain, norm = learner.step(examples, likelihood, learning_rate, share)
@@ -161,7 +163,7 @@ def learn(
 
 
 def surprise(learner: "Learner", examples: Sequence[Example]) -> float:
-    """The mean loss of rows, which stay as they are."""
+    """The mean loss of rows, without a step."""
     losses = [-each for of in learner.logprobs(examples) for each in of]
     return math.fsum(losses) / max(len(losses), 1)
 
@@ -169,13 +171,13 @@ def surprise(learner: "Learner", examples: Sequence[Example]) -> float:
 def likelihood(
     logprobs: "torch.Tensor", sampled: "torch.Tensor", weights: "torch.Tensor"
 ) -> "torch.Tensor":
-    """What is maximised: the log-probability of every token that has a loss."""
+    """The objective: the log-probability of every token that has a loss."""
     del sampled
     return weights * logprobs
 
 
 def _shortened(data: Split, max_length: int) -> Split:
-    """Without what is beyond the length; rows of which nothing is left to learn are left out."""
+    """Truncates rows to the length; rows with nothing left to learn are left out."""
 
     def short(examples: Sequence[Example]) -> list[Example]:
         cut = (
@@ -189,7 +191,7 @@ def _shortened(data: Split, max_length: int) -> Split:
     train, test = map(short, data)
     if not train:
         raise DataError(
-            f"max_length={max_length} leaves nothing to learn of any row: all prompts are as long"
+            f"max_length={max_length} leaves nothing to learn in any row: all prompts are as long"
         )
     if lost := len(data[0]) - len(train):
         say(f"{lost} rows are left out: their prompts alone have max_length={max_length} tokens")
@@ -197,7 +199,7 @@ def _shortened(data: Split, max_length: int) -> Split:
 
 
 def _model(config: SFTConfig) -> "PreTrainedModel":
-    """The model with an adapter, or itself; what learns requires gradients."""
+    """The model, with an adapter if any; trained weights require gradients."""
     import torch
 
     from es_cookbook.checkpoints.models import load_causal_lm

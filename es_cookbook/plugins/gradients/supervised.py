@@ -1,22 +1,22 @@
 """Rows for supervised training, as token sequences.
 
-What the model should write has a loss, and nothing else: a completion and the end of sequence, or
-the assistant's turns of a chat and the token that ends each. Tokens are put together as in a
-rollout, prompt and answer encoded apart and chats turn by turn (`rl.messages.renderer`), so that
-the model learns in the form in which it will be asked.
+Only what the model should write has a loss: a completion and the end of sequence, or the
+assistant's turns of a chat and the token that ends each. Tokens are put together as in a rollout:
+prompt and answer are encoded separately and chats turn by turn (`rl.messages.renderer`), so that
+the model learns the form in which it will be prompted.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias, cast
 
 import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError, ModelError
 from es_cookbook.common.terminal import plural
-from es_cookbook.rl.data.rows import Fields, Row, SkippedRows, messages_of, tools_of
+from es_cookbook.rl.data.rows import Row, SkippedRows, messages_of, tools_of
 from es_cookbook.rl.data.sources import check_source, load_rows
 from es_cookbook.rl.messages.chat import Renderer
 from es_cookbook.rl.messages.encoder import Controls, inside, plain
@@ -24,7 +24,6 @@ from es_cookbook.rl.messages.message import Message, with_system
 from es_cookbook.rl.rollouts import Example
 from es_cookbook.rl.types import ON_BAD_ROW_DOC, SOURCE_DOC, Action, OnBadRow, Tokenizer
 
-T = TypeVar("T")
 Split: TypeAlias = tuple[Sequence[Example], Sequence[Example]]
 """Sequences to learn, and held-out ones whose loss is measured."""
 
@@ -36,11 +35,11 @@ class SupervisedRows:
     source: str = chz.field(doc=f"{SOURCE_DOC}; of prompt and completion or of messages")
     chat: bool = chz.field(
         default=False,
-        doc="put a prompt into the model's chat template; else it is used unchanged, and must have "
-        "the form in which the model will see it later",
+        doc="apply the model's chat template to prompts; otherwise they are used unchanged and "
+        "must have the form in which the model will see them later",
     )
-    system: str = chz.field(default="", doc="system message of chats that have none")
-    num_test: int = chz.field(default=0, doc="last rows, held out: their loss is measured")
+    system: str = chz.field(default="", doc="system message for chats without one")
+    num_test: int = chz.field(default=0, doc="number of last rows held out, whose loss is measured")
     on_bad_row: OnBadRow = chz.field(default="refuse", doc=ON_BAD_ROW_DOC)
 
     @chz.validate
@@ -48,49 +47,34 @@ class SupervisedRows:
         check_range(self, "num_test", at_least=0)
 
     def check(self) -> None:
-        """Refuse, before a model is loaded, a source that is not there, or rows that lack fields.
+        """Check, before a model is loaded, that the source exists.
 
         Raises:
-            DataError: Why.
+            DataError: It does not.
         """
         check_source(self.source, "dataset.source")
-        rows = list(load_rows(self.source, option="dataset.source"))
-        self._usable(rows, _check_said, SkippedRows(self.source, self.on_bad_row))
 
     def __call__(self, tokenizer: Tokenizer) -> Split:
         """Every row as a sequence, in order.
 
         Raises:
-            DataError: A row that cannot be used; names the file and the line.
-            ModelError: The tokenizer cannot do what the rows need.
+            DataError: A row cannot be used; names the file and the line.
+            ModelError: The tokenizer cannot encode the rows.
         """
         encoder, skipped = _Encoder(tokenizer, self), SkippedRows(self.source, self.on_bad_row)
         rows = list(load_rows(self.source, option="dataset.source"))
-        examples = self._usable(rows, encoder.example, skipped)
+        made = (
+            skipped.unless_bad(row.where, functools.partial(encoder.example, row)) for row in rows
+        )
+        examples = [each for each in made if each is not None]
+        if len(examples) <= self.num_test:
+            raise DataError(
+                f"{self.source}: {plural(len(examples), 'row')} can be used and dataset.num_test "
+                f"is {self.num_test}, so none is left to learn from"
+            )
         skipped.say(len(rows), "row", len(examples))
         split = len(examples) - self.num_test
         return examples[:split], examples[split:]
-
-    def _usable(
-        self, rows: Sequence[Row], make: Callable[[Row], T], skipped: SkippedRows
-    ) -> list[T]:
-        """What is made of each row that is not skipped."""
-        made = (skipped.unless_bad(row.where, functools.partial(make, row)) for row in rows)
-        found = [each for each in made if each is not None]
-        if len(found) <= self.num_test:
-            raise DataError(
-                f"{self.source}: {plural(len(found), 'row')} can be used and dataset.num_test is "
-                f"{self.num_test}, so none is left to learn from"
-            )
-        return found
-
-
-def _check_said(row: Row) -> bool:
-    if row.fields.get("messages") is not None:
-        _messages(row)
-    else:
-        _ = row.text("prompt"), row.text("completion")
-    return True
 
 
 class _Encoder:
@@ -107,10 +91,10 @@ class _Encoder:
 
     def example(self, row: Row) -> Example:
         if row.fields.get("messages") is not None:
-            return self._of_chat(_messages(row), row)
+            return self._of_chat(messages_of(row), row)
         prompt, completion = row.text("prompt"), row.text("completion")
         if self._how.chat:
-            chat = [(Message("user", prompt), True), (Message("assistant", completion), True)]
+            chat = [Message("user", prompt), Message("assistant", completion)]
             return self._of_chat(chat, row)
         prompt_T = plain(self._tokenizer, prompt)
         said = inside(self._tokenizer, completion)
@@ -118,38 +102,36 @@ class _Encoder:
         self._check_one_end(said, None, row)
         return joined([(prompt_T, False), (said, True)])
 
-    def _of_chat(self, chat: Sequence[tuple[Message, bool]], row: Row) -> Example:
+    def _of_chat(self, messages: Sequence[Message], row: Row) -> Example:
         renderer = Renderer.best(self._tokenizer, tools_of(row))
-        messages = [message for message, _ in chat]
         turns = [i for i, message in enumerate(messages) if message.role == "assistant"]
         if not turns or turns[0] == 0 or any(b - a == 1 for a, b in pairwise(turns)):
             raise row.error(
-                "messages must begin with somebody else than the assistant, who must speak at "
-                "least once and never twice in a row"
+                "messages must not begin with the assistant, who must speak at least once and "
+                "never twice in a row"
             )
         if turns[-1] + 1 < len(messages):
-            raise row.error("messages must end with the assistant's: behind it nothing is learned")
+            raise row.error("messages must end with the assistant's: nothing after it is learned")
         for turn in turns:
             if not messages[turn].content.strip() and not messages[turn].tool_calls:
                 raise row.error(f"messages[{turn}] of the assistant says nothing")
         try:
-            return self._in_turns(renderer, chat, turns, row)
+            return self._in_turns(renderer, messages, turns, row)
         except ModelError as error:
             raise row.error(str(error)) from error
 
     def _in_turns(
         self,
         renderer: Renderer,
-        chat: Sequence[tuple[Message, bool]],
+        messages: Sequence[Message],
         turns: Sequence[int],
         row: Row,
     ) -> Example:
-        messages = [message for message, _ in chat]
         opening = with_system(self._how.system, messages[: turns[0]])
         parts: list[tuple[Sequence[int], bool]] = [(renderer.prompt(opening), False)]
         for turn, after in zip(turns, [*turns[1:], None], strict=True):
             said = self._said(renderer, messages[turn], row)
-            parts.append((said, chat[turn][1]))
+            parts.append((said, True))
             if after is not None:
                 action = Action(said, messages[turn].content, "stop")
                 parts.append((renderer.added(action, messages[turn + 1 : after]), False))
@@ -164,7 +146,7 @@ class _Encoder:
         return said
 
     def _check_one_end(self, said: Sequence[int], end: int | None, row: Row) -> None:
-        """Refuse what nothing can be sampled behind, but in the end."""
+        """Refuse tokens that end a turn, except at the end."""
         body = list(said)
         while body and body[-1] in Controls.of(self._tokenizer).ids:
             body.pop()
@@ -186,15 +168,3 @@ def joined(parts: Sequence[tuple[Sequence[int], bool]]) -> Example:
         tuple(token for tokens_T, _ in parts for token in tokens_T),
         tuple(learned for tokens_T, learned in parts for _ in tokens_T),
     )
-
-
-def _messages(row: Row) -> list[tuple[Message, bool]]:
-    """The messages of a row, and whether each is learned, which a `weight` of 0 says it is not."""
-    messages = messages_of(row, also=("weight",))
-    weights = [
-        cast(Fields, each).get("weight") for each in cast("list[object]", row.value("messages"))
-    ]
-    for at, weight in enumerate(weights):
-        if weight not in (None, 0, 1):
-            raise row.error(f"messages[{at}].weight must be 0 or 1, found {weight!r:.60}")
-    return [(message, weight != 0) for message, weight in zip(messages, weights, strict=True)]

@@ -1,19 +1,21 @@
 """Push a run to the Hub from a background thread, without delaying or stopping the run.
 
-A failed push is counted and its reason logged once; the next push uploads everything again. While a
-push is in progress, later ones are merged into one, the latest. The end of a run waits for the last
-push for at most `timeout` seconds, and the thread never delays the end of the process.
+A failed push is counted and its reason logged once. Each push uploads everything, so the next one
+makes up for it. A push that is due while another is in progress starts after a later generation.
+The end of a run waits for the last push for at most `timeout` seconds, and the thread never delays
+the end of the process.
 
-Of a run of gradients each checkpoint goes to its own branch. A checkpoint that the run replaces
+A run of gradients pushes checkpoints, each to a separate branch. A checkpoint that the run replaces
 during its upload may fail to upload; the last one is always pushed.
 
-Left out: exports. They take a replay each; run the commands `export` and `hub` beside the run, on
-any machine.
+Left out: exports. Each takes a replay; run the commands `export` and `hub` beside the run, on any
+machine.
 """
 
 import logging
 import re
 import threading
+import time
 from collections.abc import Mapping
 
 import chz
@@ -40,7 +42,7 @@ def _repository(push: "HubPush") -> str:
 class HubPush(TrackerBuilder):
     """Builds the tracker that pushes a run every few generations.
 
-    Of a run of gradients it pushes checkpoints, each to its own branch.
+    A run of gradients pushes its checkpoints, each to a separate branch.
     """
 
     repo_id: str = chz.field(
@@ -50,7 +52,7 @@ class HubPush(TrackerBuilder):
     every: int = chz.field(default=10, doc="generations between pushes; the last is always pushed")
     revision: str = chz.field(
         default=MAIN,
-        doc="branch; {generation} stands for the number of recorded generations, in nine digits. "
+        doc="branch; {generation} becomes the number of recorded generations, in nine digits. "
         "Checkpoints go to <revision>-step-{generation} if it has no {generation}",
     )
     private: bool = chz.field(
@@ -72,7 +74,7 @@ class HubPush(TrackerBuilder):
             )
 
     def revision_of(self, generations: int, *, is_model: bool = False) -> str:
-        """The branch for a run of so many recorded generations, or for its model."""
+        """The branch for a run with so many recorded generations, or for its model."""
         revision = self.revision
         if is_model and _NUMBER not in revision:
             revision += f"-step-{_NUMBER}"
@@ -80,9 +82,9 @@ class HubPush(TrackerBuilder):
 
     @override
     def check(self) -> None:
-        """Refuse a push that the Hub would refuse; log a Hub that is out of reach.
+        """Refuse a push that the Hub would refuse; warn if the Hub cannot be reached.
 
-        A run may go on while the Hub or the network is down; a later push makes up for it.
+        A run may continue while the Hub or the network is down; a later push makes up for it.
 
         Raises:
             HubError: There is no token, or the Hub refuses.
@@ -109,77 +111,58 @@ class _Pushes(Tracker):
 
     def __init__(self, config: HubPush, run: RunInfo) -> None:
         self._config = config
-        self._run_info = run
+        self._run = run
         self._is_history = run.learns == "history"
-        self._recorded = self._last_wanted = 0
-        self._changed = threading.Condition()
-        self._wanted: int | None = None
-        self._is_busy = self._is_closed = False
+        self._recorded = self._started = run.start_generation
+        self._thread: threading.Thread | None = None
         self._counts = {"hub/pushed": 0.0, "hub/failed": 0.0}
         self._logged: set[str] = set()
-        threading.Thread(target=self._work, name="hub", daemon=True).start()
 
+    @override
     def recorded(self, generations: int) -> None:
-        """Push the run if it is time. Returns at once.
-
-        A run is pushed after every `every` generations, and a model at the first checkpoint after
-        so many.
-        """
+        """Start a push if one is due and none is in progress. Returns at once."""
         self._recorded, every = generations, self._config.every
-        if self._is_history:
-            is_due = generations % every == 0
-        else:
-            is_due = generations // every > self._last_wanted // every
-        if is_due:
-            self._want(generations)
+        is_busy = self._thread is not None and self._thread.is_alive()
+        if generations // every > self._started // every and not is_busy:
+            self._start(generations)
 
+    @override
     def metrics(self) -> Mapping[str, float]:
         """`hub/pushed` and `hub/failed`: pushes since this process started."""
         return {**self._counts}
 
+    @override
     def finish(self) -> None:
         """Push the run as it is at its end, and wait for at most `timeout` seconds."""
-        if self._is_history or self._last_wanted != self._recorded:
-            self._want(self._recorded)
-        with self._changed:
-            done = self._changed.wait_for(
-                lambda: self._wanted is None and not self._is_busy, self._config.timeout
-            )
-        if not done:
+        until = time.monotonic() + self._config.timeout
+        is_done = self._wait(until)
+        if is_done and (self._is_history or self._started != self._recorded):
+            self._start(self._recorded)
+            is_done = self._wait(until)
+        if not is_done:
             self._fail(
                 f"the last push was not done within {self._config.timeout:g} s of the end of the "
-                f"run; `es-cookbook hub {self._run_info.path} repo_id={self._config.repo_id}` "
+                f"run; `es-cookbook hub {self._run.path} repo_id={self._config.repo_id}` "
                 "pushes it again"
             )
 
-    def close(self) -> None:
-        """Start no more pushes; closing twice is harmless."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+    def _wait(self, until: float) -> bool:
+        """Wait for a push in progress; returns whether it is done."""
+        if self._thread is not None:
+            self._thread.join(max(until - time.monotonic(), 0))
+        return self._thread is None or not self._thread.is_alive()
 
-    def _want(self, generations: int) -> None:
-        if not self._is_history and not self._run_info.model_path(generations).is_dir():
+    def _start(self, generations: int) -> None:
+        if not self._is_history and not self._run.model_path(generations).is_dir():
             return
-        self._last_wanted = generations
-        with self._changed:
-            self._wanted = generations
-            self._changed.notify_all()
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._is_busy = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._is_closed or self._wanted is not None)
-                wanted, self._wanted = self._wanted, None
-                if self._is_closed or wanted is None:
-                    return
-                self._is_busy = True
-            self._push(wanted)
+        self._started = generations
+        self._thread = threading.Thread(
+            target=self._push, args=(generations,), name="hub", daemon=True
+        )
+        self._thread.start()
 
     def _push(self, generations: int) -> None:
-        config, run = self._config, self._run_info
+        config, run = self._config, self._run
         path = run.path if self._is_history else run.model_path(generations)
         revision = config.revision_of(generations, is_model=not self._is_history)
         try:
@@ -193,4 +176,4 @@ class _Pushes(Tracker):
         if reason not in self._logged:
             self._logged.add(reason)
             logger.warning("cannot push to %s: %s", self._config.repo_id, reason)
-        self._counts["hub/failed"] += 1  # After the sentence: the count says that it is there.
+        self._counts["hub/failed"] += 1  # Last, so that the log is complete.

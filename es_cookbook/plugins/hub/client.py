@@ -1,4 +1,4 @@
-"""Requests to the Hugging Face Hub by its own library, with time-outs and errors of one sentence.
+"""Requests to the Hugging Face Hub by `huggingface_hub`, with time-outs and one-sentence errors.
 
 The endpoint (HF_ENDPOINT), the token (HF_TOKEN, or that of `hf auth login`) and HF_HUB_OFFLINE are
 settings of `huggingface_hub`.
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 TOKEN = "HF_TOKEN"
 """Environment variable with the token."""
 FIRST_SECONDS = 10.0
-"""For the first answer of the Hub, after which it is unreachable."""
+"""Time-out for the first answer of the Hub."""
 _SECONDS = 60.0
-"""For each step of a later request: to connect, and for the next bytes."""
+"""Time-out for each step of a later request: to connect, and for the next bytes."""
 _TIMED_OUT, _TOO_MANY, _SERVER_ERROR = 408, 429, 500
 
 
 @contextlib.contextmanager
 def asking(what: str) -> Generator[None]:
-    """Ask the Hub inside; its library's errors become sentences about `what`.
+    """Context manager in which the library's errors become sentences about `what`.
 
     Raises:
         HubError: The Hub cannot be reached or refuses.
@@ -36,7 +36,7 @@ def asking(what: str) -> Generator[None]:
         yield
     except ESCookbookError:
         raise
-    # The library raises its own errors, and those of HTTP, sockets, disks and the Rust below it.
+    # The library raises its own errors, and those of HTTP, sockets, disks and its Rust parts.
     except Exception as error:
         failed_upload = isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception)
         cause = error.__cause__ if failed_upload else error
@@ -51,7 +51,7 @@ def endpoint() -> str:
 
 
 def is_refusal(error: HubError) -> bool:
-    """Whether the Hub, or the user's HF_HUB_OFFLINE, would give the same answer again."""
+    """Whether the Hub would refuse again, or HF_HUB_OFFLINE is set."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     if isinstance(error.__cause__, OfflineModeIsEnabled):
@@ -62,7 +62,7 @@ def is_refusal(error: HubError) -> bool:
 
 @functools.cache
 def _limit_requests() -> None:
-    """Give the library's requests a time-out, and send the token to the Hub only."""
+    """Set a time-out for the library's requests, and send the token to the Hub only."""
     from huggingface_hub import get_session, set_client_factory
 
     session = get_session()
@@ -79,7 +79,7 @@ def _keep_token(request: "httpx2.Request") -> None:
 
 
 def _reason(error: BaseException | None, what: str) -> str:
-    """The end of a sentence that begins with the Hub's address; the same for the same reason."""
+    """The rest of a sentence that begins with the Hub's address."""
     from huggingface_hub import errors, get_token
 
     given = f"with the token in {TOKEN}" if get_token() else f"without a token ({TOKEN} is not set)"

@@ -1,9 +1,8 @@
 """Models by their names on the Hub.
 
-A name stands for its snapshot in the Hub's cache (HF_HOME), a directory like any other. Files in
-the cache are used without asking the Hub, so a resumed run keeps its base, with or without a
-network; `hf download owner/name` updates them. Only files of settings, vocabularies and weights are
-fetched, and no code.
+A name means its snapshot in the Hub's cache (HF_HOME). Files in the cache are used without asking
+the Hub, so a resumed run keeps its base, with or without a network; `hf download owner/name`
+updates them. Only settings, vocabularies and weights are fetched, and no code.
 """
 
 import os
@@ -76,7 +75,7 @@ def _fetched(model_name: str, part: Part) -> Path:
                     f"model_name: {model_name!r} has no {CONFIG} on {endpoint()}, so it is not a "
                     "model for transformers"
                 )
-            # First, so that a cache with the weights also has all that belongs to them.
+            # First, so that a cache with the weights also has all other files.
             small = [file for file in files if _is_small(file)]
             directory = Path(snapshot_download(model_name, allow_patterns=small))
             if part == "weights":

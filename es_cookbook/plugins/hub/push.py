@@ -1,9 +1,9 @@
 """Push a directory to the Hugging Face Hub: an export, or the files of a run.
 
-A push is one commit, so a revision has all of it or nothing. Of a run directory (one with a
-`history.jsonl`), the history, config and metrics go into the folder `run` of the repository; of
-any other directory, all files go to the top. So one repository can hold both. Nothing is deleted
-there. A run in progress is pushed up to its last complete line.
+A push is one commit, so a revision has all of it or nothing. The history, config and metrics of a
+run directory (one with a `history.jsonl`) go into the folder `run` of the repository; the files of
+any other directory go to the top, so one repository can hold both. Nothing is deleted there. A run
+in progress is pushed up to its last complete line.
 
 Left out: rollouts and snapshots of a run. Rollouts are large and often quote the data, and
 snapshots follow from the history.
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 MAIN = "main"
 _RUN_FILES = (HISTORY, METRICS, CONFIG)
-"""The history is read first: metrics are written before it, so no generation is without them."""
+"""The history comes first: metrics are written before it, so no generation lacks them."""
 _RUN_FOLDER = "run"
 _NOT_PUSHED = (PARTIAL_SUFFIX, ".lock")
 
 
 def check_repo_id(repo_id: str) -> None:
-    """Refuse what is not the name of a repository.
+    """Check the name of a repository.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: It is not owner/name.
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id, re.ASCII):
         raise ConfigError(
@@ -46,7 +46,7 @@ def check_repo_id(repo_id: str) -> None:
 
 
 def files_to_push(path: Path) -> Mapping[str, Path | bytes]:
-    """What is pushed of a directory: path in the repository -> file, or bytes if it may grow.
+    """Files to push: path in the repository -> file, or its bytes if it may grow.
 
     Raises:
         RunDirectoryError: There is no such directory, it is empty, or it holds something other than

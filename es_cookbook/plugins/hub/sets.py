@@ -1,10 +1,10 @@
-"""Rows of sets: directories of `datasets` or in the layout of the Hub, and sets of the Hub.
+"""Rows of data sets: directories of `datasets` or in the layout of the Hub, and sets of the Hub.
 
 `datasets` finds the files of a configuration and split, by the set's card or its layout; their rows
-are read as those of other files (`es_cookbook.rl.data.files`), so no type is guessed. A
-file of the Hub is fetched into its cache when its rows are asked for. If the Hub does not answer,
-the files of the last time are read from the cache. A card is a stranger's: it may only name files
-of its own set, and no code of a set is run.
+are read like those of other files (`es_cookbook.rl.data.files`), so no type is guessed. A file of
+the Hub is fetched into its cache when its rows are read. If the Hub does not answer, the files of
+the last time are read from the cache. A card comes from a stranger: it may only name files of its
+own set, and code in a set is never run.
 """
 
 import contextlib
@@ -35,11 +35,11 @@ _logger = logging.getLogger(__name__)
 
 _CARDS = ("README.md", ".huggingface.yaml")
 _SAVED, _SEVERAL = "state.json", "dataset_dict.json"
-"""Files by which a directory of `save_to_disk` is known, of one split and of several."""
+"""Files that mark a directory of `save_to_disk`, with one split and with several."""
 _NOT_OF_FORM = {"name", "version", "data_dir", "data_files", "description"}
-"""Settings of a configuration that do not say how its files are read."""
+"""Settings of a configuration that do not change how its files are read."""
 _MOST_NODES = 100_000
-"""Values of a card: YAML may refer to itself, and double with each line."""
+"""Values in a card: YAML may refer to itself and double with each line."""
 
 
 _Splits: TypeAlias = Mapping[str, Sequence[str]]
@@ -47,7 +47,7 @@ _Splits: TypeAlias = Mapping[str, Sequence[str]]
 
 
 def open_set(source: NamedSet) -> Callable[[], Iterator[Row]]:
-    """Find a set, without reading it; returns what reads its rows.
+    """Find a set, without reading it; returns a function that reads its rows.
 
     Raises:
         DataError: There is no such set, configuration or split.
@@ -84,7 +84,7 @@ def _rows(source: NamedSet, paths: Iterable[str | Path]) -> Iterator[Row]:
 def _fetched(
     source: NamedSet, revision: str, paths: Sequence[str], is_cached: bool
 ) -> Iterator[str]:
-    """Files in the Hub's cache; each is fetched when it is asked for, or is there."""
+    """Files in the Hub's cache; each is fetched when it is needed, unless it is there."""
     from huggingface_hub import hf_hub_download
 
     for path in paths:
@@ -99,25 +99,15 @@ def _fetched(
         yield found
 
 
-def _saved(source: NamedSet) -> Iterator[Path] | None:
-    """Files of a directory of `save_to_disk`; None if it is no such directory."""
+def _saved(source: NamedSet) -> Sequence[Path]:
+    """Files of a directory of `save_to_disk`; none if it is no such directory."""
     path = Path(source.name)
     if (path / _SEVERAL).is_file():
         splits = {each.parent.name: () for each in sorted(path.glob(f"*/{_SAVED}"))}
         split = source.configuration or source.split
         _of_split(dataclasses.replace(source, split=split), splits)
         path = path / split
-    return _saved_files(path) if (path / _SAVED).is_file() else None
-
-
-def _saved_files(path: Path) -> Iterator[Path]:
-    names = [each["filename"] for each in json.loads((path / _SAVED).read_bytes())["_data_files"]]
-    for name in names:
-        if name != Path(name).name or not name.endswith(".arrow"):
-            raise DataError(
-                f"{path / _SAVED} names the data file {shown(name)}; accepted: files beside it"
-            )
-        yield path / name
+    return sorted(path.glob("data-*.arrow")) if (path / _SAVED).is_file() else ()
 
 
 def _resolved(source: NamedSet, revision: str | None) -> _Splits:
@@ -136,8 +126,8 @@ def _resolved(source: NamedSet, revision: str | None) -> _Splits:
             if "scripts" not in str(error):
                 raise
             raise DataError(
-                f"{source.name}: is made by code of its own, which is not run; accepted are sets "
-                "of data files"
+                f"{source.name}: is made by its own code, which is not run; accepted are sets of "
+                "data files"
             ) from error
         except ValueError:
             names = datasets.get_dataset_config_names(path, revision=revision)
@@ -169,7 +159,7 @@ def _of_split(source: NamedSet, splits: _Splits) -> Sequence[str]:
     for file in files:
         if not file.endswith(FILE_TYPES) or "://" in file:
             raise DataError(
-                f"{source.name}: has the data file {shown(file)}; accepted are files of its own "
+                f"{source.name}: has the data file {shown(file)}; accepted are files of the set "
                 f"whose names end in {', '.join(FILE_TYPES)}"
             )
     return files
@@ -190,7 +180,7 @@ def _unreadable_sets() -> tuple[type[Exception], ...]:
 
 
 def _record_of(source: NamedSet) -> Path:
-    """Lists the files that a set had when it was last opened."""
+    """The file that lists the files of a set when it was last opened."""
     from datasets import config
 
     name = f"{source.name.replace('/', '___')}:{source.configuration}.json"
@@ -209,7 +199,7 @@ def _recorded(source: NamedSet, unavailable: HubError) -> tuple[str, _Splits]:
     """The revision and files of a set that was opened before.
 
     Raises:
-        DataError: It was not, or in another revision.
+        DataError: It was never opened, or in another revision.
     """
     why = "it is not there"
     with contextlib.suppress(OSError, ValueError):
@@ -226,7 +216,7 @@ def _recorded(source: NamedSet, unavailable: HubError) -> tuple[str, _Splits]:
 
 
 def _checked_revision(source: NamedSet) -> str:
-    """A set's commit, the latest if none is asked for, whose cards are checked.
+    """The commit of a set, the latest by default; its cards are checked.
 
     Raises:
         DataError: As `_check_cards`.
@@ -245,9 +235,9 @@ def _checked_revision(source: NamedSet) -> str:
 
 
 def _check_cards(source: str, cards: Iterable[Path]) -> None:
-    """Refuse configurations that name files outside of the set.
+    """Refuse configurations that name files outside the set.
 
-    `datasets` refuses others too, but asks other hosts and searches this machine's disks first.
+    `datasets` refuses them too, but only after asking other hosts and searching local disks.
 
     Raises:
         DataError: They name others.
@@ -281,7 +271,7 @@ def _described(path: Path) -> object:
 
 
 def _nodes(value: object, is_file: bool) -> Iterator[tuple[object, bool]]:
-    """All values, each with whether it is below `data_files` or `data_dir`."""
+    """All values, and for each whether it is below `data_files` or `data_dir`."""
     yield value, is_file
     if isinstance(value, dict):
         for key, each in cast("dict[object, object]", value).items():

@@ -13,7 +13,7 @@ strategies and of gradients are studied alike. `against` is another run, usually
 
     study.json       means with 95 % intervals, and comparisons
     thoughts.jsonl   a line per problem: question, answer, thought, and the answer after it
-    *.png, *.svg     accuracy, hand-written thoughts, scorers, and what damage costs
+    *.png, *.svg     accuracy, scorers, and what damage costs
 """
 
 import contextlib
@@ -27,6 +27,7 @@ from typing import TypeAlias, cast
 
 import chz
 
+from es_cookbook.cli.evaluate.report import compared, compared_line
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
@@ -50,7 +51,6 @@ from es_cookbook.population.results import (
     Estimate,
     Results,
     check_same_problems,
-    compare,
     results_of,
 )
 from es_cookbook.population.sampler import PopulationSampler
@@ -63,8 +63,7 @@ from es_cookbook.runs.recorded import RecordedRun, open_run, rebuild
 from es_cookbook.runs.signals import result_until_signal
 
 STUDY, THOUGHTS = "study.json", "thoughts.jsonl"
-_WRITTEN = ("written", "unrelated")
-_SHOWN = ("correct", "logprob", "leaks", FRAGILITY, *_WRITTEN, "useful")
+_SHOWN = ("correct", "logprob", "informs", "leaks", FRAGILITY, "written", "unrelated", "useful")
 _Lines: TypeAlias = Sequence[Mapping[str, object]]
 """Of `thoughts.jsonl`, a problem each."""
 
@@ -198,20 +197,11 @@ async def _read(run: RunConfig, sampler: PopulationSampler, lines_P: _Lines) -> 
 
 
 def _estimates(found: Mapping[str, Results], seed: int) -> dict[str, dict[str, Estimate]]:
-    """Every metric's mean with its interval, by run or model."""
+    """The mean of each metric with its interval, by run or model."""
     return {
         name: {metric: results.estimate(metric, seed) for metric in sorted(results.metrics)}
         for name, results in found.items()
     }
-
-
-def _comparisons(found: Mapping[str, Results], seed: int) -> dict[str, Comparison]:
-    """The first run less the second, metric by metric."""
-    if len(found) < 2:
-        return {}
-    first, second = found.values()
-    both = [metric for metric in first.metrics if metric in second.metrics]
-    return {metric: compare(first, second, metric, seed) for metric in both}
 
 
 def main(config: Config) -> None:
@@ -232,7 +222,10 @@ def main(config: Config) -> None:
         functools.partial(study, config, runs), "interrupted; nothing was written"
     )
     of_runs, of_scorers = _estimates(found, config.seed), _estimates(scored, config.seed)
-    gaps = _comparisons(found, config.seed)
+    gaps: dict[str, Comparison] = {}
+    if config.against:
+        both = found[config.log_path], found[config.against]
+        gaps = {each.metric: each for each in compared(*both, config.seed)}
     plain = {
         "runs": {
             name: {"markovian": _dataset(runs[name].config).markovian, **_plain(of)}
@@ -248,13 +241,14 @@ def main(config: Config) -> None:
         replace_file(directory / THOUGHTS, [text.encode()])
         if config.plots:
             draw_study(directory, of_runs, of_scorers)
-    for name, of in of_runs.items():
-        _print(name, {m: (of[m].value, of[m]) for m in _SHOWN if m in of})
-    for name, of in of_scorers.items():
-        _print(f"read by {name}", {m: (each.value, each) for m, each in of.items()})
+    for name, of in (*of_runs.items(), *((f"read by {n}", of) for n, of in of_scorers.items())):
+        print(name)
+        for metric, each in of.items():
+            if metric in _SHOWN:
+                print(f"  {metric:<12} {each.value:8.3f}   {each.low:.3f} to {each.high:.3f}")
     if gaps:
-        shown = {m: (gaps[m].difference, gaps[m]) for m in _SHOWN if m in gaps}
-        _print("the first less the second", shown)
+        print("this, the other, and the difference")
+        print(*(compared_line(gaps[metric]) for metric in _SHOWN if metric in gaps), sep="\n")
     print(f"written to {output}")
 
 
@@ -263,13 +257,12 @@ def draw_study(
     of_runs: Mapping[str, Mapping[str, Estimate]],
     of_scorers: Mapping[str, Mapping[str, Estimate]],
 ) -> None:
-    """Draw damage, correct answers, hand-written thoughts and scorers, as far as measured.
+    """Draw the cost of damage, correct answers and, if there are any, scorers.
 
     Raises:
         RunDirectoryError: The files cannot be written.
     """
-    for name, of in of_runs.items():
-        suffix = "-against" if of is not next(iter(of_runs.values())) else ""
+    for suffix, (name, of) in zip(("", "-against"), of_runs.items(), strict=False):
         draw(
             directory / f"{FRAGILITY}{suffix}",
             {damage: _lost(of, damage) for damage in DAMAGES},
@@ -277,27 +270,21 @@ def draw_study(
             x_label="damaged (%)",
             y_label="lost log-probability (nats per token)",
         )
-    accuracy = (*(f"correct/{each}" for each in EXTRACTIONS), "leaks")
-    logprob = "log-probability of the answer (nats per token)"
-    by_scorer = {"thoughts of the run": {name: of["informs"] for name, of in of_scorers.items()}}
-    shares = "correct answers by extraction, and thoughts with the answer", "share of problems"
-    written = "hand-written thoughts, and those about other problems", f"mean {logprob}"
-    lost = "loss of other models without the thought", f"lost {logprob}"
-    for file, groups, (title, y_label) in (
-        ("accuracy", {n: {m: of[m] for m in accuracy} for n, of in of_runs.items()}, shares),
-        (
-            "written",
-            {n: {m: of[m] for m in _WRITTEN} for n, of in of_runs.items() if "written" in of},
-            written,
-        ),
-        ("scorers", by_scorer if of_scorers else {}, lost),
-    ):
-        bars = {
-            name: {m.rpartition("/")[2]: (e.value, e.low, e.high) for m, e in of.items()}
-            for name, of in groups.items()
+
+    def bars(file: str, title: str, y_label: str, of: Mapping[str, Mapping[str, Estimate]]) -> None:
+        shown = {
+            name: {key: (e.value, e.low, e.high) for key, e in estimates.items()}
+            for name, estimates in of.items()
         }
-        if bars:
-            draw_bars(directory / file, bars, title=f"Markovian, {title}", y_label=y_label)
+        draw_bars(directory / file, shown, title=f"Markovian, {title}", y_label=y_label)
+
+    metrics = {**{each: f"correct/{each}" for each in EXTRACTIONS}, "leaks": "leaks"}
+    correct = {n: {key: of[m] for key, m in metrics.items()} for n, of in of_runs.items()}
+    bars("accuracy", "correct answers, and thoughts with the answer", "share of problems", correct)
+    if of_scorers:
+        informs = {"thoughts of the run": {name: of["informs"] for name, of in of_scorers.items()}}
+        what = "lost log-probability of the answer (nats per token)"
+        bars("scorers", "loss of other models without the thought", what, informs)
 
 
 def _lost(of: Mapping[str, Estimate], damage: str) -> Line:
@@ -306,12 +293,6 @@ def _lost(of: Mapping[str, Estimate], damage: str) -> Line:
     found_M = [of[f"{FRAGILITY}/{damage}/{x:.0f}"] for x in percent_M]
     interval = [each.low for each in found_M], [each.high for each in found_M]
     return Line(percent_M, [[each.value for each in found_M]], interval)
-
-
-def _print(title: str, rows: Mapping[str, tuple[float, Estimate | Comparison]]) -> None:
-    print(title)
-    for metric, (value, of) in rows.items():
-        print(f"  {metric:<12} {value:8.3f}   {of.low:.3f} to {of.high:.3f}")
 
 
 def _plain(of: Mapping[str, Estimate] | Mapping[str, Comparison]) -> dict[str, object]:

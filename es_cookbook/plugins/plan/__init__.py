@@ -1,1 +1,1 @@
-"""What a run needs, before it begins: memory, tokens, and bytes sent and kept."""
+"""Memory, tokens and bytes that a run needs, before it begins."""

@@ -1,4 +1,4 @@
-"""Print what a run needs before it begins: memory, tokens, and on a CPU seconds.
+"""Print what a run needs before it begins: memory, rollouts and tokens.
 
     python -m es_cookbook plan model_name=Qwen/Qwen2.5-7B-Instruct machine=8xh100 engine=vllm
     ... machine=here
@@ -7,7 +7,7 @@ Only the model's config.json is read, and no GPU is needed. Options default to t
 docs/multi_gpu.md is the guide. An engine takes one GPU, or `engine.tensor_parallel_size` of them,
 and the population is divided among the engines.
 
-`Plan` has a formula per line, and the tests compare them with real engines. Left out: time on GPUs,
+`Plan` has a formula per line, and the tests compare them with real engines. Left out: time,
 experts, compressed keys, quantised weights, messages, Envs and evaluations.
 """
 
@@ -25,15 +25,13 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, ModelError, nearest
-from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.names import Names
-from es_cookbook.common.terminal import GIB, plural, say, show_bytes
+from es_cookbook.common.terminal import GIB, say, show_bytes
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
-from es_cookbook.runs.tracking.jsonl import duration_in_words
 
 # Modules that need torch are imported where they are used, so that --help is fast.
 if TYPE_CHECKING:
@@ -58,14 +56,10 @@ GPUS = {
     "rtx-4090": 24,
 }
 """Memory in GB (10⁹ bytes), from NVIDIA's data sheets; the SXM version where there are several."""
-_LAPTOP = 8
-"""GB of a laptop's memory that a run may take."""
-_SHARE_OF_RATE = 0.75
-"""Share of the peak rate of matrix products that a generation reaches on a CPU."""
 
 
 class Machine(NamedTuple):
-    """Some GPUs with so many GB (10⁹ bytes) each; without GPUs, the memory of the machine."""
+    """GPUs with so many GB (10⁹ bytes) each; without GPUs, the memory of the machine."""
 
     num_gpus: int
     gigabytes: float
@@ -75,18 +69,16 @@ def machine_of(text: str) -> Machine:
     """The machine that an option names.
 
     Raises:
-        ConfigError: It names none.
+        ConfigError: There is no machine of this name.
     """
     if text == "here":
         return _this_machine()
-    if text == "laptop":
-        return Machine(0, _LAPTOP)
     found = re.fullmatch(r"(?:([1-9]\d{0,4})x)?(?:(\d+(?:\.\d+)?)gb|(.+))", text)
     count, size, name = found.groups() if found else (None, None, text)
     gigabytes = float(size) if size else GPUS.get(name, 0)
     if not gigabytes:
         raise ConfigError(
-            f"machine={text}: {nearest(name or text, ['here', 'laptop', *GPUS])}; several are "
+            f"machine={text}: {nearest(name or text, ['here', *GPUS])}; several are "
             "8xh100, and another GPU is its memory, 24gb"
         )
     return Machine(int(count or 1), gigabytes)
@@ -105,12 +97,12 @@ def _this_machine() -> Machine:
 
 @chz.chz
 class PlanConfig:
-    """Print what a run needs: memory, tokens, and on a CPU seconds."""
+    """Print what a run needs: memory, rollouts and tokens."""
 
     model_name: str = chz.field(doc="model directory (config.json is enough) or Hub name")
     machine: str = chz.field(
         default="h100",
-        doc=f"here, laptop, a GPU ({', '.join(GPUS)}, or its memory, 24gb) or several (8xh100)",
+        doc=f"here, a GPU ({', '.join(GPUS)}, or its memory, 24gb) or several (8xh100)",
     )
     engine: TorchEngineBuilder | VLLMEngineBuilder = _ENGINES.field("kind of engine")
     search_space: SearchSpaceBuilder = _SEARCH_SPACES.field(
@@ -133,7 +125,9 @@ class PlanConfig:
         if isinstance(self.engine, VLLMEngineBuilder):
             self.engine.check_space(self.search_space)
             if not machine.num_gpus:
-                raise ConfigError("engine=vllm is counted for GPUs alone: leave it, or name a GPU")
+                raise ConfigError(
+                    "engine=vllm is planned for GPUs only: leave it out, or name a GPU"
+                )
         ES(population_size=self.population_size)  # Refuses an odd one: pairs are mirrored.
 
 
@@ -141,7 +135,7 @@ def read_architecture(model_name: str) -> "PreTrainedModel":
     """The model on the meta device, which takes no memory; a directory needs no weights.
 
     Raises:
-        ModelError: It cannot be read, or is of a kind that is not counted.
+        ModelError: It cannot be read, or has parts that are not counted.
     """
     from es_cookbook.checkpoints.models import load_architecture
 
@@ -156,10 +150,10 @@ def read_architecture(model_name: str) -> "PreTrainedModel":
 
 
 class Plan:
-    """What a run needs: bytes of one GPU's memory, unless a line says otherwise.
+    """What a run needs, in bytes of one GPU's memory unless a line says otherwise.
 
     An engine samples a *block* at a time: its resident genomes, or one dense genome. *Rows* are
-    requests that decode together, a *pass* is one forward pass over prompts.
+    requests that decode together; a *pass* is one forward pass over prompts.
 
     Raises:
         ConfigError: vLLM has no slots for such genomes.
@@ -262,13 +256,13 @@ class Plan:
         self.missing = -self.remaining
 
     def _usable(self, part: float) -> int:
-        """Without 1 GiB, a guess at CUDA's context, libraries and captured graphs; temporaries."""
+        """Memory without temporaries and 1 GiB, a guess at CUDA's context, libraries and graphs."""
         from es_cookbook.engines.vllm.memory import CENTRE_WORK_BYTES
 
         return max(0, int(self.memory_bytes * part) - GIB - CENTRE_WORK_BYTES)
 
     def _rows(self, max_rows: int) -> None:
-        """Requests of a block, and the work space of a pass over them, a guess."""
+        """Set the requests of a block, and an estimate of the work space of a pass over them."""
         self.max_rows = max_rows
         self.rows = min((self.at_once if self.rank else 1) * self.attempted, max_rows)
         widest = max(sum(info.shape) for info in self.shards.body)
@@ -305,7 +299,7 @@ class Plan:
 
     @property
     def cache(self) -> int:
-        """Keys and values of the requests for which there is room."""
+        """Keys and values of the requests that fit."""
         return self.slots * self.request_tokens * self.token
 
     @property
@@ -313,38 +307,18 @@ class Plan:
         """Free for more genomes or longer answers."""
         return self.usable - self.fixed - self.cache
 
-    @property
-    def seconds(self) -> float:
-        """A generation's products on this machine's cores.
-
-        A prompt token takes 2 · parameters operations without the head, a sampled one with it.
-        """
-        import torch
-
-        from es_cookbook.engines.torch.processor import products_of, rates
-
-        options = self.config.engine
-        asked = options.products if isinstance(options, TorchEngineBuilder) else "auto"
-        weights = cast(torch.dtype, getattr(torch, self.dtype))
-        chosen = products_of(weights, torch.device("cpu"))
-        products = str(chosen).removeprefix("torch.") if asked == "auto" else asked
-        head = self.vocabulary * self.hidden
-        is_tied = bool(self.model.config.get_text_config().tie_word_embeddings)
-        body = self.parameters - (1 if is_tied else 2) * head
-        rollouts = self.config.population_size * self.attempted
-        operations = 2 * rollouts * (body * self.length + head * self.config.sampled_tokens)
-        rate = 1e9 * (rates().bfloat16 if products == "bfloat16" else rates().float32)
-        return operations / (_SHARE_OF_RATE * num_cores() * rate)
-
 
 def check(plan: Plan) -> None:
     """Refuse what no engine would start with.
 
     Raises:
-        ConfigError: The model cannot be divided so, the requests are too long, or memory is short.
+        ConfigError: The model cannot be split over so many GPUs, the requests are too long, or the
+            memory is too small.
     """
     if plan.vllm and plan.vllm.quantization:
-        raise ConfigError("engine.quantization: quantised weights are not counted here; leave it")
+        raise ConfigError(
+            "engine.quantization: quantised weights are not counted here; leave it out"
+        )
     if plan.tp not in (accepted := plan.shards.accepted_tp()):
         raise ConfigError(
             f"engine.tensor_parallel_size={plan.tp} does not divide this model's "
@@ -395,7 +369,7 @@ def report(plan: Plan) -> str:
 
 
 def _rows(plan: Plan) -> Iterator[tuple[str, int | str]]:
-    """Labels with bytes or text; those with no text are titles of what follows."""
+    """Labels with bytes or text; labels without text are titles."""
     config, vllm = plan.config, plan.vllm
     rollouts = config.population_size * plan.attempted
     yield f"{config.model_name}: {plan.parameters:,} parameters in {plan.dtype}", ""
@@ -408,10 +382,6 @@ def _rows(plan: Plan) -> Iterator[tuple[str, int | str]]:
     yield f"rollouts of an engine, of {rollouts:,}", f"{plan.share * plan.attempted:,}"
     yield "tokens of prompts, all engines", f"{rollouts * config.prompt_tokens:,}"
     yield "tokens sampled, all engines", f"{rollouts * config.sampled_tokens:,}"
-    if plan.on_cpu:
-        seconds, cores = plan.seconds, plural(num_cores(), "core")
-        took = duration_in_words(seconds) if seconds >= 10 else f"{seconds:.2g} s"
-        yield f"products of a generation take on {cores} of this machine, about", took
     yield f"Memory of each {_device(plan)}", ""
     yield "weights" if vllm else "weights, the base's and the centre's", plan.weights
     yield "centre, float32", plan.centre

@@ -1,9 +1,9 @@
-"""Print what genomes lose at each σ, and the σ that a run would take.
+"""Print the loss of genomes at each σ, and the σ that a run would choose.
 
     python -m es_cookbook sigma model_name=... data=rows.jsonl prompt="{question}" reward=exact
     python -m es_cookbook sigma recipe=chat dataset.task=extraction
 
-It is what a run with `optimizer.sigma=auto` does before its first generation
+A run with `optimizer.sigma=auto` does the same before its first generation
 (`es_cookbook.population.step_sizes`). The other options are those of that run's command.
 """
 
@@ -22,7 +22,7 @@ from es_cookbook.runs.signals import result_until_signal
 
 @chz.chz
 class Sigma:
-    """Print what genomes at each sigma lose of the centre's answers, and which a run would take."""
+    """Print the loss of genomes at each sigma, and the sigma that a run would choose."""
 
     recipe: str = chz.field(
         default="train", doc="recipe whose options the others are; train: rows of your own"

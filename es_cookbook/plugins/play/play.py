@@ -5,15 +5,16 @@
     python -m es_cookbook play runs/mine problem=7
     echo 'What is 2 + 2?' | python -m es_cookbook play runs/mine genome=base
 
-In a terminal a line is a prompt, or a command (`/help` lists them). Through a pipe there is no
-decoration: one line per answer or problem, with newlines and control characters escaped as in a
-Python string. A line that ends in a backslash continues on the next, so a prompt may hold newlines.
-Prompts are independent: there is no conversation.
+In a terminal, a line is a prompt or a command (`/help` lists them). Through a pipe, each answer or
+problem is one line, with newlines and control characters escaped as in a Python string. A line that
+ends in a backslash continues on the next, so a prompt may contain newlines. Prompts are
+independent: there is no conversation.
 
 The run directory is only read; the run may be in progress.
 """
 
 import contextlib
+import functools
 import importlib
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -36,9 +37,6 @@ from es_cookbook.rl.types import LostRollout, Observation
 from es_cookbook.runs.recorded import Played, RebuiltRun, Split, open_run, rebuild
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
-_USERS_MISTAKES = (ConfigError, DataError, RequestError)
-"""After these the next prompt can be answered."""
-
 _Result = TypeVar("_Result")
 
 
@@ -72,10 +70,10 @@ COMMANDS = {
     "base": ("", "answer as the base model"),
     "generation": ("[T]", "go to the centre after T generations, or to the latest"),
     "problem": ("[train|test] I", "play problem I of the run through its Env"),
-    "help": ("", "this list"),
+    "help": ("", "show this list"),
     "quit": ("", "exit; so does the end of the input"),
 }
-"""What a command takes, and what it does."""
+"""Command -> its arguments and description."""
 _HELP = "\n".join(
     [
         *(f"/{name} {takes}".ljust(26) + what for name, (takes, what) in COMMANDS.items()),
@@ -86,7 +84,7 @@ _HELP = "\n".join(
 
 
 def is_at_terminal() -> bool:
-    """Whether a person types and reads, rather than a script."""
+    """Whether a person is at the terminal, rather than a script."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -118,9 +116,9 @@ def _indented(text: str) -> str:
 
 
 class _Session:
-    """The settings and commands of a dialogue, with a person or a script.
+    """The state and commands of a dialogue with a person or a script.
 
-    The engine's event loop runs behind `portal`, in another thread; this thread reads.
+    The engine's event loop runs behind `portal`, in another thread; this thread reads the input.
     """
 
     def __init__(self, config: PlayConfig, rebuilt: RebuiltRun, portal: BlockingPortal) -> None:
@@ -128,8 +126,8 @@ class _Session:
         self._person = is_at_terminal()
         if self._person:
             with contextlib.suppress(ImportError):
-                importlib.import_module("readline")  # Gives `input` arrow keys and a memory.
-        # Bytes and characters that the encoding lacks are replaced.
+                importlib.import_module("readline")  # Gives `input` arrow keys and a history.
+        # Invalid bytes, and characters that the encoding lacks, are replaced.
         for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors=errors)
@@ -138,7 +136,6 @@ class _Session:
         given = {"temperature": config.temperature, "max_tokens": config.max_tokens}
         self._overrides = {name: value for name, value in given.items() if value is not None}
         self._sampling = chz.replace(rebuilt.run.config.sampling, **self._overrides)
-        self._run_stop: tuple[str, ...] | None = None
         self._num_lines = 0
         self._over = False
 
@@ -165,14 +162,12 @@ class _Session:
         self._show(text)
 
     def run(self, split: Split) -> None:
-        """Answer until the input ends; `split` has the problems that are played by number alone."""
+        """Answer until the input ends; `split` is the default of /problem."""
         while not self._over and (text := self._read()) is not None:
             try:
                 self._handle(text, split)
-            except _USERS_MISTAKES as error:
-                if (
-                    not self._person
-                ):  # A script that counts lines would mistake the next answer for this.
+            except (ConfigError, DataError, RequestError) as error:
+                if not self._person:  # A script would take the next answer for this one.
                     raise type(error)(f"line {self._num_lines}: {error}") from error
                 print(printable(str(error)), flush=True)
             except KeyboardInterrupt:
@@ -181,11 +176,11 @@ class _Session:
                 print("\n[stopped]")
 
     def _read(self) -> str | None:
-        """The next prompt, or None at the end. A line that ends in a backslash goes on."""
+        """The next prompt, or None at the end; a backslash at the end of a line continues it."""
         who = f"genome {self._who}" if isinstance(self._who, int) else self._who
         text, prefix = "", f"generation {self._rebuilt.generation}, {who}> "
         while (line := self._read_line(prefix)) is not None:
-            # Two backslashes at the end of a line are two backslashes, as LaTeX has them.
+            # An even number of backslashes is text, as in LaTeX.
             if (len(line) - len(line.rstrip("\\"))) % 2 == 0:
                 return text + line
             text += line[:-1] + "\n"
@@ -218,7 +213,7 @@ class _Session:
             self._answer(text.removeprefix("/") if text.startswith("//") else text)
 
     def _run_command(self, name: str, arguments: Sequence[str], split: Split) -> bool:
-        """Whether the command takes such arguments; then it is done."""
+        """Run a command; returns whether it takes such arguments."""
         match name, arguments:
             case "genome", [number]:
                 self._to_genome(_whole(name, number))
@@ -244,7 +239,7 @@ class _Session:
         rebuilt = self._rebuilt
         tokens_T = render_prompt(rebuilt.engine.tokenizer, text, chat=self._chat)
         seed = derive_seed(self._seed or 0, "play")
-        observation = Observation(tokens_T, usual_stop=self._usual_stop())
+        observation = Observation(tokens_T, usual_stop=self._usual_stop)
         action = self._call(lambda: rebuilt.answer(self._who, observation, self._sampling, seed))
         self._show(printable(action.text))
         if self._person and action.stop_reason == "length":
@@ -253,17 +248,16 @@ class _Session:
     def _show(self, text: str) -> None:
         print(text if self._person else text.replace("\n", r"\n"), flush=True)
 
+    @functools.cached_property
     def _usual_stop(self) -> tuple[str, ...]:
-        """As in the run; only plain prompts have any."""
+        """The stop texts of the run, for plain prompts."""
         if self._chat and self._rebuilt.engine.tokenizer.chat_template is not None:
             return ()
-        if self._run_stop is None:
-            try:
-                self._run_stop = self._call(self._rebuilt.usual_stop)
-            except (ConfigError, DataError) as error:
-                say(f"answers may go on for longer than in the run: {error}")
-                self._run_stop = ()
-        return self._run_stop
+        try:
+            return self._call(self._rebuilt.usual_stop)
+        except (ConfigError, DataError) as error:
+            say(f"answers may be longer than in the run: {error}")
+            return ()
 
     def _to_genome(self, number: int) -> None:
         run = self._rebuilt.run
@@ -277,12 +271,12 @@ class _Session:
         self.answer_as(number)
 
     def say(self, text: str) -> None:
-        """Print a remark, for a person only."""
+        """Print a remark for a person."""
         if self._person:
             print(printable(text), flush=True)
 
     def _call(self, function: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Run it on the engine's event loop; a Ctrl-C cancels it."""
+        """Run a coroutine on the engine's event loop; Ctrl-C cancels it."""
         future = self._portal.start_task_soon(function)
         try:
             return future.result()
@@ -306,7 +300,7 @@ def main(config: PlayConfig) -> None:
     engine = config.engine or run.config.engine
     say(f"{config.log_path}: loading {run.model_name} on {engine.name}")
     with contextlib.ExitStack() as stack:
-        # The engine has an event loop and a thread of its own: this one waits for a person.
+        # The engine has its own event loop and thread, since this one waits for input.
         portal = stack.enter_context(start_blocking_portal())
         rebuilt = portal.call(rebuild, run, engine)
         stack.callback(portal.call, rebuilt.close)

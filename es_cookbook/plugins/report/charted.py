@@ -1,10 +1,10 @@
-"""What the report draws of runs, as plain values: metrics, fitness, Configs, and a sentence each.
+"""The data that the report draws: metrics, fitness, Configs and a sentence for each group of runs.
 
-Runs whose Configs are equal but for the seed, and for where and how they are kept and shown, are a
-group: the page draws their mean and range.
+Runs whose Configs differ only in the seed, and in where and how they are kept and shown, form a
+group, of which the page draws the mean and range.
 
-Run directories come from strangers: numbers are all that is taken as more than text, and whatever
-has no end is cut, with a sentence that says so.
+Run directories come from strangers: everything except numbers is plain text, and whatever is too
+long is cut, with a sentence that says so.
 """
 
 import json
@@ -24,7 +24,7 @@ from es_cookbook.runs.tracking.jsonl import CORRECT, MEASURES, duration_in_words
 from es_cookbook.runs.tracking.reading import RunFiles, method_of, task_of
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-"""Of a generation's genomes, drawn as bands."""
+"""Quantiles of a generation's fitness, drawn as bands."""
 _MOST_ROWS = 20_000
 _MOST_KEYS = 500
 _MOST_FIELDS = 2_000
@@ -34,7 +34,7 @@ _LONGEST_VALUE = 500
 
 
 def page_data(runs: Sequence[RunFiles]) -> dict[str, object]:
-    """All that the page draws of runs, in groups by Config, with a sentence about each group."""
+    """The data of runs and of their groups."""
     groups = grouped(runs)
     firsts = [group[0] for group in groups.values()]
     fields = differing(firsts)[:_MOST_DIFFERING]
@@ -55,7 +55,7 @@ def page_data(runs: Sequence[RunFiles]) -> dict[str, object]:
 
 
 def _charted(run: RunFiles) -> dict[str, object]:
-    """What of a run is drawn."""
+    """The data of one run."""
     problems = list(run.problems)
     columns = _columns(_thinned(run.metrics, problems), problems)
     fields = [(key, value) for key, value in run.config.items() if key]
@@ -82,7 +82,7 @@ def _charted(run: RunFiles) -> dict[str, object]:
 
 
 def sentence(runs: Sequence[RunFiles]) -> str:
-    """What the runs of a group did, and what that brought: the means of several."""
+    """What the runs of a group did and gained, as means over the runs."""
     done = [run.generations_done for run in runs]
     length = plural(max(done), "generation")
     if len(runs) > 1:
@@ -131,7 +131,7 @@ def _ends(rows: Sequence[Mapping[str, float]], key: str) -> tuple[float, float] 
 def _thinned(
     rows: Sequence[dict[str, float]], problems: list[str]
 ) -> Sequence[Mapping[str, float]]:
-    """All rows, or evenly spaced ones and the last where there are more than a page can hold."""
+    """All rows, or evenly spaced ones and the last if there are too many for a page."""
     if len(rows) <= _MOST_ROWS:
         return rows
     step = math.ceil(len(rows) / _MOST_ROWS)
@@ -142,7 +142,7 @@ def _thinned(
 def _columns(
     rows: Sequence[Mapping[str, float]], problems: list[str]
 ) -> dict[str, list[float | None]]:
-    """Metric -> its value in every row; None where it was not measured or is not finite."""
+    """Metric -> its value in every row; None if it was not measured or is not finite."""
     counts = Counter(key for row in rows for key in row)
     keys = list(counts)
     if len(keys) > _MOST_KEYS:
@@ -156,7 +156,7 @@ def _columns(
 
 
 def _fitness(run: RunFiles) -> dict[str, object] | None:
-    """Quantiles of every generation's fitness, and single genomes, if they are not too many."""
+    """Quantiles of each generation's fitness, and points of single genomes."""
     records = run.records
     if len(records) > _MOST_ROWS:
         records = records[:: math.ceil(len(records) / _MOST_ROWS)]
@@ -184,12 +184,11 @@ def _quantiles(values_G: NDArray[np.float64]) -> list[float | None]:
 
 
 def _rounded(value: float, digits: int = 6) -> float | None:
-    """With so many digits, which is more than can be seen; None where JSON has no number for it."""
+    """The value with so many digits; None if it is not finite."""
     if not math.isfinite(value):
         return None
-    return (
-        int(value) if value == int(value) and abs(value) < 2**53 else float(f"{value:.{digits}g}")
-    )
+    is_whole = value == int(value) and abs(value) < 2**53
+    return int(value) if is_whole else float(f"{value:.{digits}g}")
 
 
 def _text(value: object) -> str:

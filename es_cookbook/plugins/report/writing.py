@@ -1,8 +1,8 @@
-"""The page as one file: markup, style, program and data, with nothing to fetch.
+"""The page as one file: markup, style, script and data, with nothing to fetch.
 
-The parts in `assets/` are put together as they stand. A content security policy lets nothing run
-but this program, by its digest, and nothing be requested. Data are gzip in base64, so that nothing
-of them can be taken for markup, and the program shows them as text.
+The parts in `assets/` are put together unchanged. A content security policy allows only this
+script, by its digest, and no requests. Data are gzip in base64, so that nothing in them can be
+taken for markup, and the script shows them as text.
 """
 
 import base64
@@ -31,9 +31,9 @@ from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 from es_cookbook.runs.tracking.reading import RunFiles, State, read_run
 
 MOST_ROLLOUTS = 150_000
-"""Of all runs of a page together; of more, evenly spaced ones are on it."""
+"""Rollouts on a page; if the runs have more, evenly spaced ones are shown."""
 MEGABYTES = 5.0
-"""Of a page, unless its numbers alone are more."""
+"""Size of a page, unless its numbers alone are larger."""
 _SHELL = 150_000
 """Bytes of a page that are not data."""
 _SCRIPTS = (
@@ -51,14 +51,12 @@ def contents(
     states: Mapping[Path, State] | None = None,
     megabytes: float = MEGABYTES,
 ) -> dict[str, bytes]:
-    """Read runs; what cannot be read of one is said on the page.
-
-    `charts` and `rollouts` as gzipped JSON; the former are drawn while the latter are unpacked.
+    """The data of runs: `charts` and `rollouts`, as gzipped JSON. Problems are listed on the page.
 
     Args:
         log_paths: run directories.
-        states: where a run stands, if its files do not say it yet.
-        megabytes: of a page with these contents; texts are cut as far as that takes.
+        states: states of runs, if their files do not show them yet.
+        megabytes: size of a page with these contents; texts are cut accordingly.
 
     Raises:
         RunDirectoryError: None of them is a run directory.
@@ -84,9 +82,9 @@ def contents(
     packed, cut_to = table.compressed(max(int(room), 200_000))
     if cut_to is not None:
         notes.append(
-            f"Texts of more than {cut_to:,} characters are without their middle, and say "
-            "what is missing, so that the page stays small. The run directory has all of them, and "
-            "a larger page more: es-cookbook report megabytes=…"
+            f"Texts of more than {cut_to:,} characters are shown without their middle, so that the "
+            "page stays small. The run directory has all of them, and a larger page more: "
+            "es-cookbook report megabytes=…"
         )
         charts = compressed_json(drawn)
     return {"charts": charts, "rollouts": packed}
@@ -117,13 +115,13 @@ def write_report(
     states: Mapping[Path, State] | None = None,
     megabytes: float = MEGABYTES,
 ) -> str:
-    """Write a report of runs, whole or not at all; returns a sentence about it.
+    """Write a report of runs atomically; returns a sentence about it.
 
     Args:
         log_paths: run directories.
         output: the file.
-        states: where a run stands, if its files do not say it yet.
-        megabytes: of the file; texts of rollouts are cut as far as that takes.
+        states: states of runs, if their files do not show them yet.
+        megabytes: maximum size of the file; texts of rollouts are cut accordingly.
 
     Raises:
         RunDirectoryError: No run can be read, or the file cannot be written.
@@ -135,9 +133,9 @@ def write_report(
 
 @chz.chz
 class ReportBuilder(TrackerBuilder):
-    """Builds the tracker that leaves `report.html` in the directory of a complete run.
+    """Builds the tracker that writes `report.html` when a run is complete.
 
-    Of several runs, such as a sweep's, it writes their table, `results.parquet`, and in the end a
+    For several runs, such as a sweep's, it writes a table, `results.parquet`, and at the end a
     report of all of them.
     """
 
@@ -159,18 +157,18 @@ class ReportBuilder(TrackerBuilder):
 
 
 class _ReportWriter(Tracker):
-    """Writes the page from the files that the run has written."""
+    """Writes the page from the run's files."""
 
     def __init__(self, log_path: Path) -> None:
         self._log_path = log_path
 
     @override
     def finish(self) -> None:
-        """Write the page; a failure is a warning, since the run itself is complete and recorded."""
+        """Write the page; a failure is only a warning, since the run is complete."""
         path = self._log_path
         try:
             write_report([path], path / REPORT, {path: "complete"})
-        except Exception as error:  # Whatever it is, it must not cost anybody a run.
+        except Exception as error:  # No failure here may end a run.
             _logger.warning("no %s: %s: %s", path / REPORT, type(error).__name__, error)
 
 
@@ -210,7 +208,7 @@ def _asset(name: str) -> str:
 
 @cache
 def _script() -> str:
-    """One program, in which the parts see each other and nothing else does."""
+    """The library and one function with our scripts, which share a scope."""
     library, *own = map(_asset, _SCRIPTS)
     return "\n".join([library, '(() => {\n"use strict";', *own, "})();"])
 

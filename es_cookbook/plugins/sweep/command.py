@@ -1,8 +1,7 @@
-"""Train a recipe under many settings: a grid, random trials or Optuna's, several runs at a time.
+"""Train a recipe under many settings: a grid or random trials, several runs at a time.
 
     python -m es_cookbook sweep values.optimizer.sigma=0.005,0.01 seeds=0,1,2 workers=2
     ... range.optimizer.sigma=0.001:0.03:log sampler=random trials=10
-    ... range.optimizer.learning_rate=0.005:0.05:log sampler=optuna trials=20
     ... recipe=train model_name=... data=rows.jsonl reward=exact values.optimizer.sigma=0.001,0.002
 
 `values.NAME=a,b,c` lists the values of an option of the recipe's `train_cli`; values that contain
@@ -36,7 +35,7 @@ class Sweep(SweepSettings):
     """Train a recipe under every combination of options, or under some of them."""
 
     recipe: str = chz.field(
-        default="countdown", doc="recipe to train on; train: rows of your own, as in that command"
+        default="countdown", doc="recipe to train on; train: your own rows, as in that command"
     )
     log_path: str = chz.field(default="", doc="directory of all runs; empty: runs/sweep-<recipe>")
 
@@ -123,8 +122,8 @@ def main(config: Sweep, fields: Mapping[str, str]) -> None:
 
 def cli() -> None:
     more_help = (
-        "\n\nvalues.NAME=a,b and range.NAME=LOW:HIGH[:log] say what an option of train_cli may be "
+        "\n\nvalues.NAME=a,b and range.NAME=LOW:HIGH[:log] vary an option of train_cli "
         "(values.optimizer.sigma=0.005,0.01);\nany other option of train_cli "
-        "(num_generations=30) holds for every run."
+        "(num_generations=30) applies to every run."
     )
     run_with_fields(main, Sweep, more_help)

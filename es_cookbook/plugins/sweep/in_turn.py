@@ -1,12 +1,12 @@
-"""Runs Configs one after the other in this process; checks that runs are complete and comparable.
+"""Run Configs one after another in this process; check that runs are complete and comparable.
 
     runs = {"plain": [config_a0, config_a1], "tuned": [config_b0, config_b1]}
     refuse_unequal_rollouts(runs)
     run_all([config for configs in runs.values() for config in configs])
 
-Runs that are compared make the same number of rollouts, however each divides them. Complete runs
-are skipped and interrupted ones continue, so the same call is repeated until all are complete. The
-results are then read from the run directories (`es_cookbook.runs.tracking.curves`).
+Compared runs make the same number of rollouts, however each divides them. Complete runs are skipped
+and interrupted ones continue, so repeat the same call until all are complete. Read the results from
+the run directories (`es_cookbook.runs.tracking.curves`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,6 @@ import chz
 
 from es_cookbook.common.configs import config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
-from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.rl.types import RLDatasetBuilder
 from es_cookbook.runs.config import MAY_DIFFER, Config, recorded_config
@@ -32,10 +31,10 @@ def run_all(configs: Sequence[Config]) -> None:
     """Run each to its end, in this order; continue recorded runs, skip complete ones.
 
     Args:
-        configs: each with a different log_path; `behavior_if_log_dir_exists` does not matter.
+        configs: each with a different log_path; `behavior_if_log_dir_exists` is ignored.
 
     Raises:
-        KeyboardInterrupt: It was stopped; says how to go on.
+        KeyboardInterrupt: It was stopped; says how to continue.
         ESCookbookError: As `main`.
     """
     paths = [config.log_path for config in configs]
@@ -57,20 +56,16 @@ def run_all(configs: Sequence[Config]) -> None:
 
 
 def is_complete(config: Config) -> bool:
-    """Whether this run, and not another one in its place, was recorded to its end."""
+    """Whether this run, and no other one with its log_path, was recorded to its end."""
     log_path = Path(config.log_path)
     rows = read_metrics(log_path / METRICS)
     if not rows or rows[-1].get(GENERATION) != config.num_generations:
         return False
-    recorded = sum(1 for _ in read_history(log_path / HISTORY))
-    return recorded == config.num_generations and _is_same(config, log_path)
-
-
-def _is_same(config: Config, log_path: Path) -> bool:
-    """Whether the recorded Config equals this one."""
+    if sum(1 for _ in read_history(log_path / HISTORY)) != config.num_generations:
+        return False
     try:
         recorded = recorded_config(log_path, trust_of(config_to_json(config)))
-    except (ConfigError, RunDirectoryError):  # Of a script's own classes, say; or none.
+    except (ConfigError, RunDirectoryError):  # No Config, or one with a script's own classes.
         return False
     here = {name: getattr(config, name) for name in MAY_DIFFER}
     return chz.replace(recorded, **here) == config
@@ -83,7 +78,7 @@ def refuse_unequal_rollouts(runs: Mapping[str, Sequence[Config]]) -> None:
         runs: name -> its runs. Only `problems_per_generation` of their datasets may differ.
 
     Raises:
-        ConfigError: Runs that differ in problems or in rollouts.
+        ConfigError: Runs differ in problems or in rollouts.
     """
     every = [(name, config) for name, configs in runs.items() for config in configs]
     first_name, first = every[0]
@@ -94,15 +89,16 @@ def refuse_unequal_rollouts(runs: Mapping[str, Sequence[Config]]) -> None:
                 f"rollouts, found {config.dataset} and {first.dataset}"
             )
         if rollouts_of(config) != rollouts_of(first):
+            each = "" if batch_of(first.dataset) else " per problem of a batch"
             raise ConfigError(
-                "what is compared must make the same number of rollouts; "
-                f"{name} makes {_product(config)}, {first_name} {_product(first)}: change "
+                f"compared runs must make the same number of rollouts; {name} makes "
+                f"{rollouts_of(config)}{each}, {first_name} {rollouts_of(first)}: change "
                 "population_size, num_generations, attempts or problems_per_generation of one"
             )
 
 
 def _dataset(config: Config, like: Config) -> RLDatasetBuilder:
-    """Its dataset, with the other's number of problems per batch if both have one."""
+    """The dataset, with the other's number of problems per batch if both have one."""
     count = batch_of(like.dataset)
     if count is None or batch_of(config.dataset) is None:
         return config.dataset
@@ -114,33 +110,13 @@ def batch_of(dataset: RLDatasetBuilder) -> int | None:
     return cast("int | None", getattr(dataset, "problems_per_generation", None))
 
 
-def _batch(config: Config) -> int | None:
-    """Problems that a genome attempts in a generation, if known."""
-    found = batch_of(config.dataset)
-    return None if found is None else found // (config.num_pairs or 1)
-
-
 def rollouts_of(config: Config) -> int:
     """Rollouts of all generations; per problem of a batch if the size of a batch is not known."""
-    return _genomes(config) * config.num_generations * config.attempts * (_batch(config) or 1)
-
-
-def _genomes(config: Config) -> int:
+    batch = (batch_of(config.dataset) or 1) // (config.num_pairs or 1) or 1
     if config.surrogate is not None:  # Only the centre answers.
-        return config.surrogate.attempts
-    optimizer = config.optimizer
-    with_centre = isinstance(optimizer, ES) and optimizer.evaluate_centre
-    return optimizer.population_size + with_centre
-
-
-def _product(config: Config) -> str:
-    problems = (
-        f" x {plural(batch, 'problem')}"
-        if (batch := _batch(config))
-        else " for each problem of a batch"
-    )
-    answering = "genome" if config.surrogate is None else "centre answer"
-    return (
-        f"{plural(_genomes(config), answering)} x {plural(config.num_generations, 'generation')} x "
-        f"{plural(config.attempts, 'attempt')}{problems} = {rollouts_of(config)}"
-    )
+        num_genomes = config.surrogate.attempts
+    else:
+        optimizer = config.optimizer
+        with_centre = isinstance(optimizer, ES) and optimizer.evaluate_centre
+        num_genomes = optimizer.population_size + with_centre
+    return num_genomes * config.num_generations * config.attempts * batch

@@ -1,10 +1,10 @@
 """A sweep: trials, each under every seed, on several workers.
 
-Each worker takes the next run as soon as it is free. The run directories are the record: what is
-complete is not repeated, what was interrupted continues, and a run that fails is reported at the
-end while the others go on. The results are a line per trial in `results.md`, and a row per run for
-the trackers of the runs (the report writes `results.parquet`). A run's value is the last one of the
-metric; the spread over seeds is the sample standard deviation. Runs that failed are listed, and do
+Each worker takes the next run as soon as it is free. The run directories are the record: complete
+runs are not repeated, interrupted ones continue, and a run that fails is reported at the end while
+the others go on. The results are a line per trial in `results.md`, and a row per run for the
+trackers of the runs (the report writes `results.parquet`). The value of a run is the last one of
+the metric; the spread over seeds is the sample standard deviation. Failed runs are listed and do
 not count.
 """
 
@@ -33,12 +33,11 @@ from es_cookbook.common.errors import (
 from es_cookbook.common.terminal import markdown, plural
 from es_cookbook.plugins.sweep import worker
 from es_cookbook.plugins.sweep.in_turn import is_complete
-from es_cookbook.plugins.sweep.search import Space, Study, Trial, Value, corners, grid
+from es_cookbook.plugins.sweep.search import Space, Trial, Value, draws, grid
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.directory import CONFIG, METRICS, RunLock
 from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.signals import result_until_signal
-from es_cookbook.runs.tracking.base import TrackerBuilder
 from es_cookbook.runs.tracking.curves import is_share
 from es_cookbook.runs.tracking.jsonl import CORRECT, read_metrics
 
@@ -46,9 +45,7 @@ State: TypeAlias = Literal["waiting", "running", "interrupted", "complete", "fai
 Make: TypeAlias = Callable[[Mapping[str, Value]], Config]
 """Builds the Config of a trial's options; the sweep sets its seed and log_path."""
 OUTPUT = "output"
-"""Folder of what the processes print, a file per run."""
-_SECONDS_BETWEEN_LOOKS = 0.05
-_LOOKS_BETWEEN_READINGS = 10
+"""Folder with the output of the processes, a file per run."""
 
 
 @chz.chz
@@ -62,11 +59,11 @@ class SweepSettings:
     metric: str = chz.field(
         default=CORRECT, doc="key of metrics.jsonl to maximise; its last value counts"
     )
-    sampler: Literal["grid", "random", "optuna"] = chz.field(
-        default="grid", doc="all combinations of values, or trials at random or by Optuna's TPE"
+    sampler: Literal["grid", "random"] = chz.field(
+        default="grid", doc="all combinations of values, or random trials"
     )
-    trials: int = chz.field(default=20, doc="random, optuna: number of trials, each with all seeds")
-    sampler_seed: int = chz.field(default=0, doc="random, optuna: seed of the draws")
+    trials: int = chz.field(default=20, doc="random: number of trials, each with all seeds")
+    sampler_seed: int = chz.field(default=0, doc="random: seed of the draws")
     workers: int = chz.field(
         default=1, doc="concurrent runs, each with its share of this machine's cores"
     )
@@ -87,15 +84,14 @@ class SweepSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """A run of a sweep, as far as it has come.
+    """The state of a run of a sweep.
 
     Attributes:
-        run: name of its directory.
-        trial: number of its trial.
-        generations: how many are recorded.
-        final: the metric's last value; NaN where it was not measured.
-        best: the metric's highest value.
-        seconds: total of its generations.
+        run: name of the run directory.
+        trial: number of the trial.
+        generations: number of recorded generations.
+        final: the metric's last value; NaN if it was not measured.
+        seconds: total time of the generations.
         problem: why it failed.
     """
 
@@ -107,36 +103,33 @@ class Result:
     generations: int
     metric: str
     final: float
-    best: float
     seconds: float
     problem: str
 
 
 def sweep(settings: SweepSettings, make: Make, space: Space) -> list[Result]:
-    """Run every trial under every seed, except for runs that are complete.
+    """Run every trial under every seed, except complete runs.
 
     Results are written to `results.md` in `settings.log_path` whenever a run has ended, and passed
-    to the trackers of the runs (`TrackerBuilder.summarise`): the report's writes `results.parquet`,
-    and at the end `report.html`.
+    to the trackers of the runs (`TrackerBuilder.summarise`); the report's writes `results.parquet`
+    and, at the end, `report.html`.
 
     Args:
-        settings: how.
+        settings: seeds, sampler and workers.
         make: builds the Config of a trial.
         space: the options to vary; empty for the seeds alone.
 
     Raises:
-        ConfigError: The Config of a trial is invalid, or no run measures the metric.
+        ConfigError: The Config of a trial is invalid, or a run does not measure the metric.
         RunDirectoryError: Another process runs this sweep, or the directory cannot be written.
         SweepError: Runs failed; all others are complete.
-        KeyboardInterrupt: It was stopped; says how to go on.
+        KeyboardInterrupt: The sweep was stopped; says how to continue.
     """
-    if settings.sampler != "grid" and not space:
-        raise ConfigError(f"sampler={settings.sampler} needs options to choose, found none")
-    trials = grid(space) if settings.sampler == "grid" else list(corners(space))
-    configs = [run.config for trial in trials for run in _runs_of(trial, settings, make)]
-    for config in configs:
-        config_to_json(config)
-    trackers = configs[0].trackers
+    how = settings.trials, settings.sampler_seed
+    trials = grid(space) if settings.sampler == "grid" else draws(space, *how)
+    runs = [run for trial in trials for run in _runs_of(trial, settings, make)]
+    for run in runs:
+        config_to_json(run.config)
     log_path = Path(settings.log_path)
     if (log_path / CONFIG).exists():
         raise ConfigError(f"log_path {log_path} holds a run; a sweep has a directory of its own")
@@ -144,14 +137,11 @@ def sweep(settings: SweepSettings, make: Make, space: Space) -> list[Result]:
         (log_path / OUTPUT).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot("make", Path(error.filename or log_path), error, needed=4096) from error
-    with contextlib.ExitStack() as stack:
-        stack.callback(RunLock(log_path).release)
-        if settings.sampler == "grid":
-            return _Sweep(settings, make, trackers, iter(trials), len(trials)).run()
-        how = settings.sampler, settings.trials, settings.sampler_seed, settings.metric
-        study = Study(space, *how, log_path)
-        count = settings.trials
-        return _Sweep(settings, make, trackers, study.trials(), count, study.tell).run()
+    lock = RunLock(log_path)
+    try:
+        return _Sweep(settings, runs).run()
+    finally:
+        lock.release()
 
 
 def _runs_of(trial: Trial, settings: SweepSettings, make: Make) -> Iterator["_Run"]:
@@ -186,33 +176,19 @@ class _Run:
             generations=sum("time/total" in row for row in rows),
             metric=metric,
             final=values[-1] if values else math.nan,
-            best=max(values, default=math.nan),
             seconds=math.fsum(row.get("time/total", 0.0) for row in rows),
             problem=self.problem,
         )
 
 
 class _Sweep:
-    """A sweep in progress; `tell` takes a trial that is over and its value."""
+    """A sweep in progress."""
 
-    def __init__(
-        self,
-        settings: SweepSettings,
-        make: Make,
-        trackers: TrackerBuilder,
-        trials: Iterator[Trial],
-        num_trials: int,
-        tell: Callable[[Trial, float], None] | None = None,
-    ) -> None:
+    def __init__(self, settings: SweepSettings, runs: Sequence[_Run]) -> None:
         self._settings = settings
-        self._make = make
-        self._trackers = trackers
-        self._trials = trials
-        self._num_runs = num_trials * len(settings.seeds)
-        self._tell = tell
         self._path = Path(settings.log_path)
-        self._runs: list[_Run] = []
-        self._waiting = collections.deque[_Run]()
+        self._runs = runs
+        self._waiting = collections.deque(runs)
         self._shares = worker.shares(settings.workers, settings.devices)
 
     def run(self) -> list[Result]:
@@ -252,39 +228,29 @@ class _Sweep:
                 group.start_soon(self._keep_busy, share)
 
     async def _keep_busy(self, share: worker.Share) -> None:
-        """Train on one share of the machine, one run after the other."""
+        """Train one run after another on a share of the machine."""
         while (run := self._next()) is not None:
             number = len(self._runs) - len(self._waiting)
-            print(f"run {number} of {self._num_runs} begins: {run.path}", flush=True)
+            print(f"run {number} of {len(self._runs)} begins: {run.path}", flush=True)
             run.state = "running"
             await self._train(run, share)
             self._write()
 
     def _next(self) -> _Run | None:
-        """The next run to start; runs that are over already are reported on the way."""
-        while True:
-            if not self._waiting:
-                trial = next(self._trials, None)
-                if trial is None:
-                    return None
-                self._waiting.extend(_runs_of(trial, self._settings, self._make))
-                self._runs += self._waiting
+        """The next run to start; complete runs before it are reported."""
+        while self._waiting:
             run = self._waiting.popleft()
             if not is_complete(run.config):
                 return run
             self._end(run, "complete")
+        return None
 
     async def _train(self, run: _Run, share: worker.Share) -> None:
-        """Have a process train a run; interrupt it when this task is cancelled."""
+        """Train a run in a process; interrupt it if this task is cancelled."""
         process = worker.start(run.config, share, self._output(run))
-        is_measured = False
         try:
-            for look in itertools.count(1):
-                if process.poll() is not None:
-                    break
-                if look % _LOOKS_BETWEEN_READINGS == 0 and not is_measured:
-                    is_measured = self._is_measured(run)
-                await anyio.sleep(_SECONDS_BETWEEN_LOOKS)
+            while process.poll() is None:
+                await anyio.sleep(0.05)
         except BaseException:
             run.state = "interrupted"
             raise
@@ -293,72 +259,48 @@ class _Sweep:
                 await worker.end(process)
         if is_complete(run.config):
             self._end(run, "complete")
+            return
+        if process.returncode < 0:
+            run.problem = f"its process was killed by signal {-process.returncode}"
+        elif process.returncode == 0:
+            run.problem = f"it ended, but {run.path} holds another run"
         else:
-            run.problem = self._why(run, process.returncode)
-            self._end(run, "failed")
-
-    def _why(self, run: _Run, code: int) -> str:
-        """Why a process has ended before its run did."""
-        if code < 0:
-            return f"its process was killed by signal {-code}"
-        if code == 0:
-            return f"it ended, and {run.path} does not hold this run as this program knows it"
-        return worker.last_words(self._output(run))
-
-    def _is_measured(self, run: _Run) -> bool:
-        """Whether a run measures the metric; False if it has measured nothing yet.
-
-        Raises:
-            ConfigError: It has measured other metrics only.
-        """
-        rows = measured(run.path)
-        if rows and not any(self._settings.metric in row for row in rows):
-            self._refuse_metric(run)
-        return bool(rows)
+            run.problem = worker.last_words(self._output(run))
+        self._end(run, "failed")
 
     def _end(self, run: _Run, state: State) -> None:
         metric, run.state = self._settings.metric, state
         result = run.result(metric)
-        said = f", {metric} {result.final:.4g}" if state == "complete" else ""
-        why = f": {run.problem}" if run.problem else ""
-        print(f"{run.path}: {state} after {result.generations} generations{said}{why}", flush=True)
+        told = f", {metric} {result.final:.4g}" if state == "complete" else f": {run.problem}"
+        print(f"{run.path}: {state} after {result.generations} generations{told}", flush=True)
         if state == "complete" and math.isnan(result.final):
-            self._refuse_metric(run)
-        of_trial = [each for each in self._runs if each.trial.name == run.trial.name]
-        states = {each.state for each in of_trial}
-        if self._tell is not None and not states & {"waiting", "running"}:
-            value = mean_of_complete([each.result(metric) for each in of_trial])
-            self._tell(run.trial, value)
-
-    def _refuse_metric(self, run: _Run) -> None:
-        keys = dict.fromkeys(key for row in measured(run.path) for key in row)
-        metric = self._settings.metric
-        raise ConfigError(
-            f"metric {metric!r} is not measured by {run.path}{did_you_mean(metric, keys) or '.'} "
-            "What was done is kept: give the same command with another metric=... to go on"
-        )
+            keys = dict.fromkeys(key for row in measured(run.path) for key in row)
+            raise ConfigError(
+                f"metric {metric!r} is not measured by {run.path}"
+                f"{did_you_mean(metric, keys) or '.'} Finished runs are kept: give the same "
+                "command with another metric=... to go on"
+            )
 
     def _write(self, *, is_over: bool = False) -> tuple[list[Result], str, str]:
-        """Write the results so far; returns them, their table, and what trackers say."""
+        """Write the results so far; returns them, their table, and the trackers' message."""
         results = [run.result(self._settings.metric) for run in self._runs]
         text = table(results, self._settings.metric)
         replace_file(self._path / "results.md", [text.encode(), b"\n"])
-        rows = [_row(result) for result in results]
-        return results, text, self._trackers.summarise(self._path, rows, is_over=is_over)
+        rows = [{**result.options, **dataclasses.asdict(result)} for result in results]
+        for row in rows:
+            del row["options"]
+        return (
+            results,
+            text,
+            self._runs[0].config.trackers.summarise(self._path, rows, is_over=is_over),
+        )
 
 
 def measured(log_path: Path) -> list[dict[str, float]]:
-    """The metrics of a run, which may be in progress; none where they cannot be read."""
+    """The metrics of a run, which may be in progress; none if they cannot be read."""
     with contextlib.suppress(HistoryError):
         return read_metrics(log_path / METRICS)
     return []
-
-
-def _row(result: Result) -> dict[str, object]:
-    """A result as a row, with its options among its fields."""
-    row = dataclasses.asdict(result)
-    options = row.pop("options")
-    return {"run": result.run, "trial": result.trial, **options, **row}
 
 
 def table(results: Sequence[Result], metric: str) -> str:
@@ -366,12 +308,12 @@ def table(results: Sequence[Result], metric: str) -> str:
     by_trial = itertools.groupby(results, key=lambda result: result.trial)
     trials = [list(of_trial) for _, of_trial in by_trial]
     names = list(results[0].options) if results else []
-    heads = [*names, f"{metric}, mean ± spread", "best", "runs", "minutes"]
+    heads = [*names, f"{metric}, mean ± spread", "runs", "minutes"]
     return markdown(heads, [_cells(trial_R, metric) for trial_R in sorted(trials, key=_rank)])
 
 
 def mean_of_complete(results_R: Sequence[Result]) -> float:
-    """Mean of the final values of complete runs; NaN where there is none."""
+    """Mean of the final values of complete runs; NaN if there is none."""
     values = [result.final for result in results_R if result.state == "complete"]
     return fmean(values) if values else math.nan
 
@@ -382,8 +324,7 @@ def _rank(trial_R: Sequence[Result]) -> tuple[bool, float]:
 
 
 def _cells(trial_R: Sequence[Result], metric: str) -> list[str]:
-    complete_R = [result for result in trial_R if result.state == "complete"]
-    finals, bests = ([getattr(r, name) for r in complete_R] for name in ("final", "best"))
+    finals = [result.final for result in trial_R if result.state == "complete"]
     scale, unit = (100, " %") if is_share(metric) else (1, "")
 
     def shown(value: float) -> str:
@@ -394,7 +335,6 @@ def _cells(trial_R: Sequence[Result], metric: str) -> list[str]:
     return [
         *(_text(value) for value in trial_R[0].options.values()),
         f"{shown(fmean(finals))}{spread}{unit}" if finals else "–",
-        f"{shown(max(bests))}{unit}" if bests else "–",
         ", ".join(f"{count} {state}" for state, count in counts.items()),
         f"{math.fsum(result.seconds for result in trial_R) / 60:.1f}",
     ]

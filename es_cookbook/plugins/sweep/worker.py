@@ -1,11 +1,11 @@
-"""Runs in processes of their own, each on its share of the cores.
+"""Runs in separate processes, each on its share of the cores.
 
     python -m es_cookbook.plugins.sweep.worker cores=0,1 < config
 
 A process is bound to its cores and starts as many threads, so that runs do not slow each other
-down. With several GPUs, it sees its own. Its standard input is the run's Config, one line of JSON,
-and stays open as long as the sweep's process lives: when it closes, the run is interrupted, ready
-to be continued. Exit codes are those of every command.
+down. With several GPUs, it sees only its own. Its standard input is the run's Config, one line of
+JSON, and stays open as long as the sweep's process lives: when it closes, the run is interrupted
+and can be continued. Exit codes are those of every command.
 """
 
 import contextlib
@@ -35,15 +35,13 @@ from es_cookbook.runs.config import Config
 from es_cookbook.runs.program import run
 
 Share: TypeAlias = tuple[tuple[int, ...], str | None]
-"""A process's cores, and its GPU unless it sees all of them."""
-_LONGEST = 1000
-"""Characters of a failure that are shown."""
+"""A process's cores, and its GPU, or None if it sees all of them."""
 _SECONDS_TO_END = 7.0
-"""After an interrupt; then the process is killed, which the history survives at any moment."""
+"""After an interrupt; then the process is killed, which does not damage the history."""
 
 
 def shares(count: int, devices: Sequence[str]) -> list[Share]:
-    """Divide the machine's cores, and deal out GPUs in turn; without devices all see all GPUs.
+    """Divide the cores, and assign GPUs in turn; without `devices` each share has all GPUs.
 
     Raises:
         ConfigError: More shares than cores.
@@ -63,7 +61,7 @@ def shares(count: int, devices: Sequence[str]) -> list[Share]:
 
 
 def start(config: Config, share: Share, output: Path) -> subprocess.Popen[bytes]:
-    """Train in a new process; what it prints is appended to `output`."""
+    """Train in a new process, whose output is appended to `output`."""
     cores, device = share
     text = config_to_json(config)
     found = (script_of(module) for module in modules_named(text))
@@ -105,12 +103,11 @@ async def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def last_words(output: Path) -> str:
-    """The last line that was printed."""
+    """The last line of a process's output."""
     with output.open("rb") as printed:
         printed.seek(max(printed.seek(0, os.SEEK_END) - 10_000, 0))
-        lines = printed.read().decode("utf-8", "replace").split("\n")
-    last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
-    return one_line(last[:_LONGEST])
+        lines = printed.read().decode("utf-8", "replace").strip().split("\n")
+    return one_line(lines[-1][:1000] or "no output")
 
 
 @chz.chz

@@ -1,1 +1,1 @@
-"""Trackers of other libraries: TensorBoard, trackio, wandb."""
+"""Trackers that log to other libraries: TensorBoard, Trackio, W&B."""

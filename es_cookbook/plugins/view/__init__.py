@@ -1,1 +1,1 @@
-"""Runs as people look at them: lists, summaries, tables, plots, pages."""
+"""Lists and summaries of runs and plug-ins."""

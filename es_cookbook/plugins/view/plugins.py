@@ -1,9 +1,8 @@
-"""List what is plugged in: the parts of every distribution, by kind, and what is wrong with any.
+"""List the parts of every installed distribution by kind, and which of them cannot be used.
 
     python -m es_cookbook plugins
 
-A name of another distribution than es-cookbook is imported, to see whether it can be; the parts of
-es-cookbook are not.
+Parts of other distributions than es-cookbook are imported, to check that they can be.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

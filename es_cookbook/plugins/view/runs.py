@@ -1,15 +1,16 @@
-"""List the runs in a directory: where each stands, how far it is, and how good it was.
+"""List the runs in a directory: state, progress and best held-out result of each.
 
     python -m es_cookbook runs
     python -m es_cookbook runs runs/compare-countdown
 
-All folders below are looked through, but not those of a run itself (`rewound/`, say). Runs are only
-read, and may be in progress; the one that wrote last comes first.
+All subdirectories are searched, except those of a run itself (such as `rewound/`). Runs are only
+read and may be in progress; the most recently updated comes first.
 
-Colours go to a terminal alone, and there lines fit its width; through a pipe they are plain text
-and whole. Names and values come from files of strangers, so all of them go through `one_line`.
+In a terminal, lines are coloured and fit its width; through a pipe they are plain text and not
+shortened. Names and values come from files of strangers, so all of them go through `one_line`.
 """
 
+import contextlib
 import logging
 import os
 import sys
@@ -110,7 +111,7 @@ def _row(run: RunFiles) -> tuple[str, ...]:
     return (
         shown_path(run.path),
         run.state,
-        kind(run),
+        "gradient" if run.is_gradient else "ES",
         generations(run),
         "{:.3f} {}".format(*score) if score else "-",
         updated(run.path),
@@ -131,7 +132,7 @@ def print_line(text: Text | str = "") -> None:
 
 
 class _Console(Console):
-    """Leaves a closed stdout to `until_stdout_closes`."""
+    """A console that leaves a closed stdout to `until_stdout_closes`."""
 
     @override
     def on_broken_pipe(self) -> None:
@@ -139,7 +140,7 @@ class _Console(Console):
 
 
 def shortened(text: str, width: int) -> str:
-    """A name cut to a number of columns; of a longer one, the end is kept.
+    """A name cut to a number of columns; the end of a longer name is kept.
 
     >>> shortened("runs/compare/es-seed0", 12)
     '…re/es-seed0'
@@ -153,7 +154,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long ago something was.
+    """A duration as how long ago something was.
 
     >>> ago(5), ago(185), ago(7300), ago(90_000), ago(200_000)
     ('just now', '3 min ago', '2 h ago', '1 day ago', '2 days ago')
@@ -169,10 +170,8 @@ def last_update(log_path: Path) -> float:
     """When a run last wrote something, in seconds of `time.time`; 0 if unknown."""
     times = [0.0]
     for name in (HISTORY, METRICS, ROLLOUTS, CONFIG):
-        try:
+        with contextlib.suppress(OSError):  # Missing or not readable.
             times.append((log_path / name).stat().st_mtime)
-        except OSError:  # Not there, or not readable: the others tell.
-            continue
     return max(times)
 
 
@@ -180,12 +179,8 @@ def updated(log_path: Path) -> str:
     return ago(time.time() - last_update(log_path))
 
 
-def kind(run: RunFiles) -> str:
-    return "gradient" if run.is_gradient else "ES"
-
-
 def generations(run: RunFiles) -> str:
-    """Recorded generations, of all."""
+    """Recorded and planned generations."""
     return f"{run.generations_done}/{run.num_generations or '?'}"
 
 

@@ -2,8 +2,8 @@
 
     python -m es_cookbook show runs/mine
 
-The run directory is only read, and the run may be in progress. Of what its config.json names, only
-a recipe of this package is imported, to compare the Config with its defaults.
+The run directory is only read, and the run may be in progress. Of the classes named in its
+config.json only a recipe of this package is imported, to compare the Config with its defaults.
 """
 
 import json
@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import chz
-import numpy as np
 from rich.text import Text
 
 from es_cookbook.cli import RECIPES
@@ -33,7 +32,6 @@ from es_cookbook.runs.tracking.findings import all_findings
 from es_cookbook.runs.tracking.jsonl import PASS_AT, REWARD, reported
 from es_cookbook.runs.tracking.live import (
     PROBLEMS,
-    SPEEDS,
     compact,
     duration,
     interval,
@@ -44,7 +42,6 @@ from es_cookbook.runs.tracking.reading import (
     RunFiles,
     class_name,
     is_of_training,
-    main_measure,
     method_of,
     read_run,
     task_of,
@@ -55,25 +52,23 @@ _ALWAYS = (
     *("optimizer.population_size", "learning_rate", "attempts", "sampling.temperature"),
     *("num_generations", "seed"),
 )
-"""Fields that are shown of a run without a recipe, in this order."""
+"""Fields that are shown for a run without a recipe, in this order."""
 _MOST = 16
-"""Fields of a Config that are shown, at most."""
-_NARROW = 80
-_BARS = "▁▂▃▄▅▆▇█"
+"""Number of fields of a Config that are shown."""
 
 
 @chz.chz
 class Show:
-    """Print a summary of a run, with trends of its reward, held-out score and speed."""
+    """Print a summary of a run: its state, settings and held-out results."""
 
     log_path: str = chz.field(doc="run directory", metadata=UNNAMED)
 
 
 def main(config: Show) -> None:
-    """Print it.
+    """Print the summary.
 
     Raises:
-        RunDirectoryError: It is not a run directory.
+        RunDirectoryError: `log_path` is not a run directory.
     """
     run, width = read_run(Path(config.log_path)), screen_width()
     problems = list(run.problems)
@@ -87,7 +82,6 @@ def main(config: Show) -> None:
         config_title: _fields(run, defaults, width or math.inf),
         "held-out, before -> after": _gains(run),
         "to look at": map(one_line, all_findings(run.metrics)),
-        "trends": _trends(run, (width or _NARROW) - 40),
         "could not be read": map(one_line, problems),
     }
     for title, lines in sections.items():
@@ -115,7 +109,7 @@ def _head(run: RunFiles) -> Iterator[Text]:
 
 
 def _facts(rows: Sequence[Mapping[str, float]]) -> str:
-    """Rollouts, tokens and time, as far as they were measured."""
+    """Rollouts, tokens and time, if they were measured."""
     last = {key: value for row in rows for key, value in row.items() if math.isfinite(value)}
     facts = [
         f"{compact(last[f'progress/{name}'])} {name}"
@@ -128,7 +122,7 @@ def _facts(rows: Sequence[Mapping[str, float]]) -> str:
 
 
 def _recipe_defaults(run: RunFiles) -> Mapping[str, object] | None:
-    """The recipe's own Config by dotted path; None if the run has another."""
+    """The recipe's default Config by dotted path; None if the run is not a recipe's."""
     names = {RECIPES[name]: name for name in RECIPES}
     recipe = names.get(str(run.config.get("")))
     return flattened(json.loads(config_to_json(recipe_defaults(recipe)))) if recipe else None
@@ -180,35 +174,12 @@ def _gains(run: RunFiles) -> Iterator[str]:
 
 
 def _sure(rows: Sequence[Mapping[str, float]], key: str) -> str:
-    """The interval of the last value of a held-out metric, and what it is over."""
+    """The interval of the last value of a held-out metric, and its number of problems."""
     last = next(row for row in reversed(rows) if math.isfinite(row.get(key, math.nan)))
     within = interval(last, key)
     over = f", {last[PROBLEMS]:.0f} problems" if PROBLEMS in last else ""
     told = (f"95 %: {within}{over}" if within else "", reported(last, key))
     return ", ".join(filter(None, told))
-
-
-def _trends(run: RunFiles, width: int) -> Iterator[str]:
-    speed = next((key for key in SPEEDS if any(key in row for row in run.metrics)), "")
-    keys = dict.fromkeys(("reward/mean", main_measure(run.metrics) or "", speed))
-    for key in keys:
-        values = [value for row in run.metrics if math.isfinite(value := row.get(key, math.nan))]
-        if values:
-            line = sparkline(values, max(min(width, 60), 8))
-            yield f"{label(key):<16}  {number(values[0]):>8} {line} {number(values[-1])}"
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """A series as bars between its own minimum and maximum, the mean of each stretch.
-
-    >>> sparkline([0, 1, 2, 3], 24)
-    '▁▃▆█'
-    """
-    parts = np.array_split(values, min(width, len(values)))
-    means = np.array([part.mean() for part in parts])
-    height = max(float(np.ptp(means)), 1e-9 * float(np.abs(means).max()), 1e-300)
-    places = np.rint((len(_BARS) - 1) * (means - means.min()) / height).astype(int)
-    return "".join(_BARS[place] for place in places)
 
 
 def cli() -> None:

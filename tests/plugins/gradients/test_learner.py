@@ -1,7 +1,6 @@
 """How a learner gets at its gradients: in rows, in halves, in parts, in less memory."""
 
 import functools
-import gc
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -114,17 +113,6 @@ def test_products_are_in_what_the_processor_is_fastest_in(
     assert dtype_of_products(wanted, base_dtype, torch.device("cpu")) == products
 
 
-def test_slow_products_that_are_asked_for_say_how_slow_they_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(learner_module, "say_once", said.append)
-    monkeypatch.setattr(learner_module, "rates", lambda: Rates(100.0, 25.0, packs=False))
-    found = dtype_of_products("bfloat16", "bfloat16", torch.device("cpu"))
-    assert found == torch.bfloat16
-    assert said[0].startswith("products=bfloat16: such products take 4.0 times as long")
-
-
 def test_products_of_bfloat16_leave_the_direction(tiny_model: Callable[[str], Path]) -> None:
     examples = answers()
     exact, found = (
@@ -138,15 +126,3 @@ def test_products_of_bfloat16_leave_the_direction(tiny_model: Callable[[str], Pa
     assert one.dtype == other.dtype == torch.float32
     alike = torch.nn.functional.cosine_similarity(one, other, dim=0)
     assert 0.99 < alike < 1 - 1e-9
-
-
-def test_measuring_activations_keeps_none(tiny_model: Callable[[str], Path]) -> None:
-    lm = load_causal_lm(str(tiny_model("qwen2")), "float32", torch.device("cpu"))
-
-    def num_tensors() -> int:
-        gc.collect()
-        return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
-
-    before = num_tensors()
-    found = Learner(lm, [name for name, _ in lm.named_parameters()])
-    assert found.weights and num_tensors() - before <= 3

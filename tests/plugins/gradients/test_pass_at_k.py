@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.plugins.gradients.pass_at_k import pass_at_k_advantages
+from es_cookbook.plugins.gradients.policy_gradient import pass_at_k_advantages
 
 
 @pytest.mark.parametrize(

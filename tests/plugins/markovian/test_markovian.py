@@ -1,18 +1,16 @@
 """The recipe markovian: its Env on a real engine, its data, its command line, and runs."""
 
 import math
-import pickle
 import random
 from collections.abc import AsyncIterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-import chz
 import pytest
 from transformers import Qwen2ForCausalLM
 
 from es_cookbook.__main__ import main as es_cookbook
-from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.errors import DataError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine, LogprobsRequest, Target
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
@@ -22,7 +20,6 @@ from es_cookbook.plugins.markovian.dataset import MarkovianDatasetBuilder
 from es_cookbook.plugins.markovian.env import (
     MarkovianEnv,
     MarkovianProblem,
-    Template,
 )
 from es_cookbook.plugins.markovian.problems import Problem, Sum, generate_sums
 from es_cookbook.plugins.markovian.train_cli import CLIConfig
@@ -39,8 +36,7 @@ from es_cookbook.rl.types import (
     Transition,
 )
 from es_cookbook.runs.tracking.jsonl import read_metrics
-from tests.chat_templates import CHATML, tokenizer_with
-from tests.recipe_problems import parsed, short_run, write_rows
+from tests.recipe_problems import short_run, write_rows
 from tools.bundled import markovian as warm_start
 from tools.small_model import build_tokenizer
 
@@ -157,26 +153,6 @@ def test_names_of_special_tokens_in_a_thought_are_text() -> None:
     assert TOKENIZER.eos_token_id in TOKENIZER.encode("1<eos>2")
 
 
-def test_a_space_behind_the_answer_mark_belongs_to_the_answer() -> None:
-    words, spaced = Template(chat=False), build_tokenizer("Answer:Ġ19")
-    mark_and_answer = [spaced.decode(list(part)) for part in words.answer("19", spaced)]
-    assert mark_and_answer == ["Answer:", " 19"]
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "sentence"),
-    [
-        ("text", "no question", r"template.text must have \{question\} once, found 0 times"),
-        ("text", "{question} {question}", "found 2 times"),
-        ("redaction", "", "template.redaction must be some text"),
-        ("answer_mark", "", "template.answer_mark must be some text"),
-    ],
-)
-def test_a_template_that_cannot_be_read_is_refused(field: str, value: str, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        chz.replace(Template(), **{field: value})
-
-
 @pytest.mark.parametrize(
     ("thought", "leaks"),
     [
@@ -268,28 +244,6 @@ def test_sums_are_worked_out_as_arithmetic_has_it() -> None:
         assert Sum(terms, signs).fold == "train", "in any order"
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"operations": "+/"}, r"operations must be some of \+-\*, found '\+/'"),
-        ({"operations": ""}, "operations must be some of"),
-        ({"num_terms": 1}, "num_terms must be in"),
-    ],
-)
-def test_options_that_mean_nothing_are_refused(options: dict[str, object], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        chz.replace(MarkovianDatasetBuilder(), **options)
-
-
-async def test_fifteen_numbers_of_two_digits_are_a_data_set() -> None:
-    options = ("dataset.num_terms=15", "dataset.num_digits=2", "dataset.num_train=40")
-    built = await parsed(CLIConfig, *options, "dataset.operations=+-*").dataset(TOKENIZER)
-    await built.train.validate(256)
-    with pytest.raises(DataError, match=r"generated sum .* leaves no room in the engine's context"):
-        await built.train.validate(12)
-    assert pickle.loads(pickle.dumps(built.test_P[0])).name == getattr(built.test_P[0], "name", "")
-
-
 async def test_an_answer_needs_tokens_and_room_where_it_is_read(tmp_path: Path) -> None:
     def rows(answer: str) -> MarkovianDatasetBuilder:
         source = write_rows(tmp_path / "rows.jsonl", [{"question": "1", "answer": answer}])
@@ -301,18 +255,6 @@ async def test_an_answer_needs_tokens_and_room_where_it_is_read(tmp_path: Path) 
     await built.train.validate(64)
     with pytest.raises(DataError, match=r"rows.jsonl, line 1: .* makes no tokens of 'é'"):
         await rows("é")(TOKENIZER)
-
-
-@pytest.mark.parametrize("size", ["82m", "2.7b", "7b"])
-async def test_a_preset_of_each_size_is_a_run(size: str) -> None:
-    config = parsed(CLIConfig, f"preset={size}", "dataset.num_train=40", "dataset.num_test=4")
-    assert isinstance(config.dataset.template, Template) and config.model_name
-    words = tokenizer_with(CHATML)
-    built = await config.dataset(words)
-    (question,) = {getattr(p, "question", "") for p in built.train.get_batch(0)[:1]}
-    signs = [character for character in question if character in "+-*"]
-    assert len(signs) == config.dataset.num_terms - 1
-    await built.train.validate(1024)
 
 
 # --- runs ----------------------------------------------------------------------------------------

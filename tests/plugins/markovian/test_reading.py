@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import DataError
@@ -31,14 +31,10 @@ THOUGHT = "3+5=8, then 8+9=17, so 19."
     ("text", "gold", "extraction", "answer"),
     [
         ("<answer>7</answer> <answer> 8 </answer>", "8", "tag", "8"),
-        ("7", "7", "tag", None),
         ("Answer: 5\nso Answer:  7 apples\n8", "7", "anchor", "7 apples"),
         ("ANSWER: 7", "7", "anchor", "7"),
         ("3+4=7=7", "7", "anchor", "7"),
-        ("seven", "7", "anchor", None),
         ("x is 1,234 or 5", "1234", "integer", "1234"),
-        ("-7 and 8", "-7", "integer", "-7"),
-        ("seven", "7", "integer", None),
         ("", "7", "integer", None),
         ("= 7", "7", "auto", "7"),
         ("7 because 3+4", "7", "auto", "7"),
@@ -56,20 +52,14 @@ def test_an_answer_is_found_where_it_stands(
     ("answer", "gold", "right"),
     [
         ("19", "19", True),
-        (" 19. ", "19", True),
         ("19.0", "19", True),
         ("1,019", "1019", True),
-        ("$19", "19", True),
-        ("019", "19", True),
         ("190", "19", False),
         ("19 apples", "19", False),
-        ("", "19", False),
-        (None, "19", False),
         ("B", "B", True),
         ("(B) iron", "B", True),
         ("A or B", "B", False),
         ("Because", "B", False),
-        ("b", "B", False),
         (" paris. ", "Paris", True),
         ("Paris, France", "Paris", False),
         ("9" * 100_000, "9", False),
@@ -87,8 +77,6 @@ def test_right_is_the_same_number_letter_or_text(
     [
         ("8,17,19", "19", True),
         ("8,17,190", "19", False),
-        ("119", "19", False),
-        ("", "19", False),
         ("19" * 50_000, "19", False),
         ("it is PARIS!", "Paris", True),
         ("(a|b)*", "(a|b)*", True),
@@ -121,6 +109,7 @@ def test_each_damage_does_what_it_says() -> None:
     assert all(a == b for a, b in pairs if not a.isalnum())
 
 
+@settings(max_examples=50)
 @given(st.text(max_size=40), st.sampled_from(DAMAGES), st.integers(0, 9))
 def test_a_larger_share_damages_more_and_none_nothing(
     thought: str, damage: Damage, seed: int
@@ -222,23 +211,13 @@ def test_a_row_is_known_by_its_columns(
     ("fields", "sentence"),
     [
         ({"question": "1+1"}, r"a row has question and answer .* found: question"),
-        ({}, "found: nothing"),
         ({"question": "1+1", "answer": ""}, "'answer' must be one answer"),
-        ({"question": "1+1", "answer": "  "}, "the answer is empty"),
         ({"question": " ", "answer": "1"}, "the question is empty"),
-        ({"question": "1+1", "answer": "2 ####"}, "the answer is empty"),
-        ({"question": "1+1", "answer": [1, 2]}, "'answer' must be one answer"),
         ({**MMLU, "answer": 4}, "must be one of the choices, 2 to 10, found number 4 of 4"),
-        ({**MMLU, "answer": -1}, "found number -1 of 4"),
-        ({**MMLU, "answer": True}, "'answer' must be a whole number"),
         ({**MMLU, "choices": ["one"]}, "'choices' must have two or more texts"),
-        ({**MMLU, "choices": "air"}, "'choices' must have two or more texts"),
         ({**ARC, "answerKey": "4"}, "answerKey be one of them, found labels 1, 2, 3 and answerKey"),
         ({**ARC, "choices": {"text": ["a", "b"], "label": ["A", "A"]}}, "all different"),
-        ({**ARC, "choices": {"text": ["a", "b"]}}, "two or more texts"),
-        ({**SVAMP, "Answer": None}, "a row has question and answer"),
         ({"text": "short"}, r"'text' has 5 tokens, and context_tokens=16 and .*=9 need 25"),
-        ({"question": "1", "answer": 1, "thought": 7}, "'thought' must be text"),
     ],
 )
 def test_a_row_that_cannot_be_asked_is_refused_by_its_place(

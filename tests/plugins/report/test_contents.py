@@ -13,7 +13,7 @@ from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.plugins.report import writing as module
 from es_cookbook.plugins.report.rollouts import RolloutTable
 from es_cookbook.plugins.report.writing import contents
-from tests.plugins.report.made_runs import ES, GRADIENTS, make_run, rollout
+from tests.plugins.report.made_runs import GRADIENTS, make_run, rollout
 from tests.runs.directory.test_damaged_directories import RUNS, content, damage
 
 
@@ -52,16 +52,6 @@ def test_metrics_are_columns_with_nothing_where_nothing_was_measured(tmp_path: P
     assert ["optimizer.sigma", "0.01"] in run["config"]
 
 
-def test_what_calls_for_a_change_is_on_the_page(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    assert charts(run)["runs"][0]["findings"] == []
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    lines = [json.dumps({**row, "rollouts/truncated": 0.4}) + "\n" for row in rows[:2]]
-    (run / "metrics.jsonl").write_text("".join(lines))
-    (said,) = charts(run)["runs"][0]["findings"]
-    assert said.startswith("generations 1 to 2: 40% of the answers were cut off at sampling.max_")
-
-
 def test_fitness_is_drawn_by_genome_and_in_quantiles(tmp_path: Path) -> None:
     (run,) = charts(make_run(tmp_path / "run"))["runs"]
     genomes, quantiles = run["fitness"]["genomes"], run["fitness"]["quantiles"]
@@ -83,11 +73,6 @@ def test_runs_that_differ_in_their_seed_are_one_group(tmp_path: Path) -> None:
     assert found["groups"][1]["label"].startswith("ES, sigma=0.02")
     assert "3 runs" in found["groups"][0]["sentence"]
     assert "75.0 to 75.0 over runs" in found["groups"][0]["sentence"]
-
-
-def test_where_a_run_is_kept_and_shown_makes_no_group(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / "plain"), make_run(tmp_path / "profiled", profile=True)]
-    assert [group["runs"] for group in charts(*runs)["groups"]] == [[0, 1]]
 
 
 def test_gradients_are_shown_beside_evolution_strategies(tmp_path: Path) -> None:
@@ -188,22 +173,6 @@ def test_a_directory_that_is_no_run_is_said_on_the_page_of_others(tmp_path: Path
         str(tmp_path / name) in text
         for name, text in zip(("empty", "nothing"), found["unread"], strict=True)
     ] == [True, True]
-
-
-def test_no_run_at_all_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="must be a run directory, found nothing there"):
-        contents([tmp_path / "nothing"])
-
-
-def test_a_run_of_a_newer_version_is_shown_as_far_as_it_can_be_read(tmp_path: Path) -> None:
-    run = make_run(
-        tmp_path / "run", config={**ES, "$class": "es_cookbook.future:Config", "new": {"$set": 3}}
-    )
-    (run / "history.jsonl").write_bytes(b'{"version":99,"kind":"header","checksum":"0"}\n' * 2)
-    (found,) = charts(run)["runs"]
-    assert found["columns"]["reward/mean"][0] == pytest.approx(0.6)
-    assert found["fitness"] is None
-    assert any("history.jsonl" in problem for problem in found["problems"])
 
 
 def test_a_run_that_has_only_begun_is_a_page_that_says_so(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pandas
 import pytest
 
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.errors import ConfigError, RunDirectoryError
-from es_cookbook.plugins.report.frames import Frames, frames, main, table_of, write_table
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.plugins.report.frames import Frames, frames, main, write_table
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
@@ -73,12 +73,6 @@ def test_what_cannot_be_read_is_told_and_the_rest_is_there(
     assert "nowhere must be a run directory, found nothing there; it is left out" in told
 
 
-@pytest.mark.parametrize("paths", [[], ["nowhere"]])
-def test_nothing_to_read_is_an_error(paths: list[str]) -> None:
-    with pytest.raises(RunDirectoryError, match="must"):
-        frames(paths)
-
-
 def test_whatever_a_stranger_wrote_fits_into_parquet(tmp_path: Path) -> None:
     """Huge numbers, unpaired surrogates, several types in one column."""
     odd = other(tmp_path, "odd", sigma="\ud800", population_size=10**30, learning_rate=[1])
@@ -90,13 +84,6 @@ def test_whatever_a_stranger_wrote_fits_into_parquet(tmp_path: Path) -> None:
     assert (list(read.columns), len(read)) == (list(table.columns), len(table))
     assert list(table["optimizer.population_size"].unique()) == ["6", str(10**30)]
     assert list(table["optimizer.sigma"].unique())[1] == "?"
-
-
-def test_text_and_numbers_at_one_place_are_texts() -> None:
-    table = table_of([{"a": 1, "b": None, "c": True}, {"a": "x", "b": 2, "c": 1.5}])
-    assert list(table["a"]) == ["1", "x"]
-    assert list(table["b"])[1] == 2.0
-    assert list(table["c"]) == ["True", "1.5"]
 
 
 def test_a_table_has_another_name_refused(tmp_path: Path) -> None:

@@ -38,12 +38,6 @@ def test_text_of_a_run_is_shown_as_it_is_and_never_read_as_tex(
     assert "<!-- $\\frac$ \\x1b[31m \\x07 -->" in (tmp_path / "plot.svg").read_text()
 
 
-def test_the_same_numbers_are_the_same_bytes(tmp_path: Path) -> None:
-    first = [path.read_bytes() for path in drawn(tmp_path)]
-    assert [path.read_bytes() for path in drawn(tmp_path)] == first
-    assert [path.read_bytes() for path in drawn(tmp_path, log_y=True)] != first
-
-
 def test_bars_stand_by_group_and_name_with_their_intervals(tmp_path: Path) -> None:
     bars = {
         "one": {"right": (0.5, 0.4, 0.7)},

@@ -72,10 +72,3 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> Non
     run = make_run(tmp_path / "run")
     with pytest.raises(RunDirectoryError, match="cannot write"):
         write_report([run], tmp_path / "no such directory" / "report.html")
-
-
-def test_the_same_run_is_the_same_page(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    for name in ("a.html", "b.html"):
-        write_report([run], tmp_path / name)
-    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()

@@ -1,12 +1,11 @@
 """Which trials a sweep makes, and what their directories are called."""
 
 import math
-from pathlib import Path
 
 import pytest
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.plugins.sweep.search import Range, Study, Trial, Values, corners, grid
+from es_cookbook.plugins.sweep.search import Range, Trial, Values, draws, grid
 
 
 def test_a_grid_is_every_combination_and_the_last_option_changes_fastest() -> None:
@@ -20,32 +19,18 @@ def test_a_grid_is_every_combination_and_the_last_option_changes_fastest() -> No
     assert [dict(trial.options) for trial in grid({})] == [{}], "the seeds alone"
 
 
-def test_random_trials_are_recorded_and_those_of_more_begin_with_them(tmp_path: Path) -> None:
+def test_random_trials_are_a_function_of_the_seed_and_more_begin_with_the_same() -> None:
     space = {"sigma": Range(0.001, 0.1, log=True), "n": Range(2, 4), "kind": Values(("a", "b"))}
-
-    def drawn(count: int, seed: int = 0, name: str = "same") -> list[Trial]:
-        (tmp_path / name).mkdir(exist_ok=True)
-        return list(Study(space, "random", count, seed, "reward", tmp_path / name).trials())
-
-    trials = drawn(60)
-    assert drawn(20)[:20] == trials[:20]
-    assert drawn(20, name="again") == trials[:20] != drawn(20, seed=1, name="other")
+    trials = draws(space, 60, seed=0)
+    assert draws(space, 20, seed=0) == trials[:20] != draws(space, 20, seed=1)
+    assert [trial.number for trial in trials] == list(range(60))
     sigmas = [float(trial.options["sigma"]) for trial in trials]
     assert all(0.001 <= sigma <= 0.1 for sigma in sigmas)
     assert 20 < sum(sigma < 0.01 for sigma in sigmas) < 40, "log-uniform"
     assert {trial.options["n"] for trial in trials} == {2, 3, 4}
     assert {trial.options["kind"] for trial in trials} == {"a", "b"}
-
-
-def test_no_random_trial_is_made_twice_however_few_there_are(tmp_path: Path) -> None:
-    trials = Study({"n": Range(1, 3)}, "random", 50, 0, "reward", tmp_path).trials()
-    assert sorted(trial.options["n"] for trial in trials) == [1, 2, 3]
-
-
-def test_checks_see_all_values_and_both_ends() -> None:
-    space = {"a": Values((1, 2, 3)), "b": Range(0.5, 0.75)}
-    seen = [(trial.options["a"], trial.options["b"]) for trial in corners(space)]
-    assert {a for a, _ in seen} == {1, 2, 3} and {b for _, b in seen} == {0.5, 0.75}
+    few = draws({"n": Range(1, 3)}, 50, seed=0)
+    assert sorted(trial.options["n"] for trial in few) == [1, 2, 3], "none is made twice"
 
 
 @pytest.mark.parametrize(

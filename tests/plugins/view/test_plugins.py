@@ -39,26 +39,6 @@ def test_one_name_of_two_distributions_is_refused_when_it_is_asked_for(register:
 
 
 @pytest.mark.parametrize(
-    ("group", "name"),
-    [("datasets", "textarena"), ("recipes", "chat"), ("trackers", "wandb"), ("engines", "vllm")],
-)
-def test_one_name_of_two_is_in_nobodys_way_who_does_not_ask_for_it(
-    register: Register, group: str, name: str
-) -> None:
-    register({group: {name: "json:JSONDecoder"}})
-    for words in (("countdown", "--help"), ("plan", "--help"), ("train", "--help"), ("--help",)):
-        assert typed(*words).returncode == 0
-
-
-def test_a_package_that_fails_is_listed(register: Register) -> None:
-    folder = register({"commands": {"stroll": "falls.walk:cli"}, "recipes": {"way": "falls.way:C"}})
-    (folder / "falls").mkdir()
-    (folder / "falls/__init__.py").write_text("1 / 0\n")
-    assert "  stroll             (cannot be found)" in told("--help")
-    assert "no recipe 'x' brings a model" in refused("countdown", "model_name=bundled:x")
-
-
-@pytest.mark.parametrize(
     ("api", "said"), [("2", "version 2 of the interface"), (None, "no version of the interface")]
 )
 def test_one_of_another_interface_is_refused(

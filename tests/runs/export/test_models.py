@@ -170,7 +170,7 @@ def test_a_run_of_gradients_has_its_last_checkpoint_alone(tmp_path: Path) -> Non
     (last,) = (tmp_path / "run/checkpoints").iterdir()
     kept = json.loads((last / "model/config.json").read_text())
     assert kept["dtype"] == "bfloat16", "as the run sampled"
-    with pytest.raises(ModelError, match=r"keeps its last checkpoint alone, and that of .* is"):
+    with pytest.raises(ModelError, match=r"keeps only its last checkpoint, and that of .* is"):
         model_directory(f"{tmp_path / 'run'}@99")
     shutil.rmtree(last)
     with pytest.raises(ModelError, match="has no checkpoint yet"):

@@ -1,1 +1,1 @@
-"""Training by gradients on the problems of a recipe, or rows of your own."""
+"""Commands that train by gradients or compare gradients with evolution strategies."""

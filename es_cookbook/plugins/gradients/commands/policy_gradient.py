@@ -1,4 +1,4 @@
-"""Train by a policy gradient, on the same problems, Envs and model as evolution strategies.
+"""Train with a policy gradient, on the same problems, Envs and model as evolution strategies.
 
     python -m es_cookbook policy_gradient recipe=arithmetic
     ... recipe=countdown method=ppo attempts=64 num_generations=50
@@ -6,19 +6,17 @@
         reward=my_rewards:score learning_rate=1e-6
     ... config=run.yaml seed=1
 
-A recipe sets its model, problems, lengths, and as many rollouts as its own run has: all genomes'
-attempts at a problem become the group. `data`, `prompt` and the like are those of `train`. The
-methods, and what is left out, are described in `es_cookbook.plugins.gradients.policy_gradient`.
+A recipe sets its model, problems, lengths, and as many rollouts as its own run has: the attempts of
+all genomes at a problem become the group. `data`, `prompt` and similar options are those of
+`train`. `es_cookbook.plugins.gradients.policy_gradient` describes the methods.
 
 The run directory has the files of other runs except the history. `evaluate log_path=...` measures
 it, also against runs of evolution strategies.
-
-The command `grpo` takes its options in the same ways (`train_cli`).
 """
 
 import functools
 import shlex
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,36 +36,26 @@ _HELP = "\n\nrecipe=NAME takes model, problems, lengths and rollouts of a recipe
 
 
 def train_cli(
-    train: Callable[[_Config], Awaitable[None]],
-    config_class: type[_Config],
-    command: str,
-    more_help: str = "",
-    split: Callable[[Sequence[str]], tuple[Mapping[str, tuple[str, ...]], Sequence[str]]]
-    | None = None,
+    train: Callable[[_Config], Awaitable[None]], config_class: type[_Config], command: str
 ) -> None:
     """The console entry point of a command.
-
-    `split` takes what is no option of the class out of the arguments: items that are added to
-    fields, and all other arguments.
 
     Raises:
         SystemExit: With the exit code, unless all went well.
     """
     with mistakes_exit():
         recipe, options = recipe_in(arguments())
-        added, options = split(options) if split else ({}, options)
         config = of_recipe(config_class, recipe) if recipe else config_class
 
     def main(config: _Config) -> None:
-        items = {name: (*getattr(config, name), *more) for name, more in added.items()}
         name = f"{command}-{recipe or config.dataset.label}"
-        run_and_tell(functools.partial(run, train), chz.replace(config, **items), name, BEGAN)
+        run_and_tell(functools.partial(run, train), config, name, BEGAN)
 
-    run_cli(main, config, options, _HELP + more_help)
+    run_cli(main, config, options, _HELP)
 
 
 def recipe_in(options: Sequence[str]) -> tuple[str, list[str]]:
-    """The recipe that is named, "" if none, and all other options.
+    """The name of the recipe, "" if none, and all other options.
 
     >>> recipe_in(["seed=1", "recipe=countdown"])
     ('countdown', ['seed=1'])
@@ -78,7 +66,7 @@ def recipe_in(options: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def of_recipe(config_class: Callable[..., _Config], recipe: str) -> _Config:
-    """As much as a recipe's own run, by gradients: all genomes' attempts are the group's.
+    """A recipe's run by gradients: the attempts of all genomes become the group.
 
     Raises:
         ConfigError: There is no such recipe.
@@ -98,7 +86,7 @@ def run(train: Callable[[_Config], Awaitable[None]], config: _Config) -> Result:
     """Train as a program: Ctrl-C and SIGTERM stop it cleanly.
 
     Raises:
-        KeyboardInterrupt: It was stopped; says how to go on.
+        KeyboardInterrupt: It was stopped; says how to continue.
     """
     result_until_signal(
         functools.partial(train, config),

@@ -1,4 +1,4 @@
-"""The options of a run of GRPO, beside those of all runs of gradients."""
+"""The options of a run of GRPO, in addition to those of all runs of gradients."""
 
 from typing import Literal
 
@@ -12,15 +12,10 @@ from es_cookbook.common.schedules import (
     check_temperatures,
     schedule_field,
 )
-from es_cookbook.common.trust import needs_trust
 from es_cookbook.plugins.gradients.gradient_config import GradientConfig
 from es_cookbook.rl.types import SamplingParams
 
 LossType = Literal["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
-
-
-def _arguments(config: "Config") -> str | None:
-    return "options:trl" if config.trl else None
 
 
 @chz.chz
@@ -29,36 +24,29 @@ class Config(GradientConfig):
 
     tokens_per_pass: int | None = chz.field(
         default=None,
-        doc="most tokens of one backward pass, if all rows were as long as the context; 16,384 if "
-        "unset",
+        doc="maximum tokens of one backward pass if all rows are as long as the context; 16,384 "
+        "if unset",
     )
     temperature_schedule: Schedule = schedule_field(
         "factor on sampling.temperature over the run; TRL's own temperature follows it"
     )
     loss_type: LossType = chz.field(
-        default="dapo", doc="how the tokens' losses are added up, or another objective"
+        default="dapo", doc="how the losses of tokens are summed, or another objective"
     )
     scale_rewards: Literal["group", "batch", "none"] = chz.field(
-        default="group", doc="whose standard deviation divides rewards less their group's mean"
+        default="group", doc="standard deviation by which rewards minus the group mean are divided"
     )
     epsilon: float = chz.field(default=0.2, doc="a token's ratio is clipped at 1 - epsilon")
     epsilon_high: float | None = chz.field(
-        default=None, doc="and at 1 + epsilon_high; as epsilon if unset"
+        default=None, doc="and at 1 + epsilon_high; epsilon if unset"
     )
     beta: float = chz.field(default=0.0, doc="weight of the KL divergence to the initial model")
     importance_sampling_level: Literal["token", "sequence"] = chz.field(
-        default="token", doc="whether ratios are of tokens or of whole answers (GSPO)"
+        default="token", doc="ratios of tokens, or of whole answers (GSPO)"
     )
-    num_iterations: int = chz.field(
-        default=1, doc="times that a generation's answers are learned from"
-    )
+    num_iterations: int = chz.field(default=1, doc="passes over a generation's answers")
     steps: int = chz.field(
-        default=1, doc="of the optimizer in an iteration, on equal shares of the answers"
-    )
-    trl: tuple[str, ...] = chz.field(
-        default=(),
-        doc="more arguments of TRL's GRPOConfig, as NAME=VALUE; in commands trl.NAME=VALUE",
-        metadata=needs_trust(_arguments, "are options of a package, and can name files and code"),
+        default=1, doc="optimizer steps per iteration, on equal shares of the answers"
     )
 
     @chz.validate
@@ -70,7 +58,7 @@ class Config(GradientConfig):
         if not self.sampling.temperature:
             raise ConfigError(
                 "sampling.temperature must be above 0, found 0: greedy answers to a problem are "
-                "all alike"
+                "all equal"
             )
         check_temperatures(
             self.temperature_schedule,

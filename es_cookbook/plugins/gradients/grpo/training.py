@@ -1,26 +1,27 @@
-"""TRL's `GRPOTrainer` over a run of ours: who calls whom.
+"""TRL's `GRPOTrainer` in a run of ours.
 
-The trainer's loop runs in a thread. Its data set has a row for each problem of each generation,
-which says nothing but "generation, place", in order; the sampler of the trainer repeats each as
-many times as there are attempts. When the trainer wants answers, it calls `rollout_func` with such
-rows, and only then are the problems chosen, from all that was learned of earlier ones (curricula,
-replay), and attempted through the run's engine. When a generation's last step is done, which the
-trainer logs (`on_log`), the engine takes the moved weights and the run records the generation.
+The trainer's loop runs in a thread. Its dataset has a row for each problem of each generation,
+"generation place", in order; the trainer's sampler repeats each row once per attempt. When the
+trainer wants answers, it calls `rollout_func` with such rows. Only then are the problems chosen,
+using all results of earlier ones (curricula, replay), and attempted through the run's engine. When
+a generation's last step is done, which the trainer logs (`on_log`), the engine takes the new
+weights and the run records the generation.
 
-A checkpoint has the weights as a model directory, and in `trainer` what TRL's trainer remembers:
-optimizer, learning rate, random numbers and its own state. It is written at the end of a
-generation, since answers that are half learned from are not kept.
+A checkpoint has the weights as a model directory and, in `trainer`, the state of TRL's trainer:
+optimizer, learning rate and random numbers. It is written at the end of a generation, since answers
+in use are not kept.
 
-A chat of several turns is one completion, in which the model's own tokens have a loss and what the
-Env says has none (`env_mask`). A lost rollout has no token with a loss, and its reward is None: TRL
-leaves it out of its group's mean and standard deviation, and gives it the advantage 0. Losses that
-are means over answers (`loss_type=grpo`, `sapo`) still count it among them, and so do `dr_grpo` and
+A chat of several turns is one completion, in which the model's own tokens have a loss and the Env's
+have none (`env_mask`). A lost rollout has no token with a loss, and its reward is None: TRL leaves
+it out of its group's mean and standard deviation, and gives it the advantage 0. Losses that are
+means over answers (`loss_type=grpo`, `sapo`) still count it among them, and so do `dr_grpo` and
 `luspo`; sums over tokens (`dapo`, `bnpo`, `cispo`, `vespo`) do not.
+
+TRL is imported without vLLM, even if that is installed: it would take seconds and hundreds of
+megabytes, TRL's generation is not used, and its versions of vLLM are not those of our engine.
 """
 
 import copy
-import csv
-import io
 import math
 import os
 import time
@@ -28,6 +29,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import anyio
 import anyio.from_thread
@@ -43,26 +45,29 @@ from transformers import (
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from typing_extensions import override
 
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.errors import ConfigError, not_installed
 from es_cookbook.common.files import LARGEST_TEXT, appending, read_file
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.engines.base import Engine
 from es_cookbook.engines.vocabulary import learn_tokens_alone
 from es_cookbook.plugins.gradients.gradient_run import GradientRun, Gradients
-from es_cookbook.plugins.gradients.grpo.arguments import (
-    GRPOConfig,
-    GRPOTrainer,
-    add_fused_lm_head,
-    arguments,
-    refused_by_trl,
-)
 from es_cookbook.plugins.gradients.grpo.config import Config
-from es_cookbook.plugins.gradients.learner import dtype_of_products, trained_weights
+from es_cookbook.plugins.gradients.learner import MOST_TOKENS, dtype_of_products, trained_weights
 from es_cookbook.rl.rollouts import Example, mean_of, sequences_of
 from es_cookbook.rl.types import LostRollout, Metrics, Tokenizer, Trajectory, TrajectoryGroup
 from es_cookbook.runs.directory.directory import LOSSES
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.setup import opened
+
+try:
+    from trl import import_utils
+except ImportError as missing:
+    raise not_installed("grpo", "trl", "es-cookbook[baselines]") from missing
+
+with mock.patch.object(import_utils, "is_vllm_available", return_value=False):
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+    from trl.trainer.utils import add_fused_lm_head
 
 TRAINER = "trainer"
 REWARD = "env_reward"
@@ -77,7 +82,7 @@ _COLUMNS = {
     "kl": "kl",
     "clipped": "clip_ratio/region_mean",
 }
-"""Column of losses.csv -> TRL's; empty where TRL does not measure it in this run."""
+"""Column of losses.csv -> TRL's name; empty if TRL does not measure it in this run."""
 _KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "use_cache")
 _MEASURED = {
     "policy/loss": "loss",
@@ -87,14 +92,14 @@ _MEASURED = {
     "policy/clipped": "clip_ratio/region_mean",
     "optimizer/learning_rate": "learning_rate",
 }
-"""Our metric -> what TRL logs at each step; it is the mean over a generation's steps."""
+"""Our metric -> TRL's, of which it is the mean over a generation's steps."""
 
 
 class _TrainedByTRL:
-    """A model whose named weights TRL's trainer moves.
+    """A model whose named weights TRL's trainer trains.
 
     Raises:
-        ConfigError: A name is no parameter's own.
+        ConfigError: There is no parameter of such a name.
     """
 
     def __init__(self, model: PreTrainedModel, engine: Engine) -> None:
@@ -105,7 +110,7 @@ class _TrainedByTRL:
         self.trainer: _Trainer | None = None
 
     def load(self, weights: Mapping[str, torch.Tensor], directory: Path) -> None:
-        """Go on from weights, and, once there is a trainer, from what it remembered."""
+        """Load weights, and the trainer's state once there is a trainer."""
         with torch.no_grad():
             for name, weight in self.weights.items():
                 weight.copy_(weights[name])
@@ -117,18 +122,18 @@ class _TrainedByTRL:
 
 
 def kept_settings(model: PreTrainedModel) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Where the model's configs have what TRL changes and a checkpoint must not, and its values."""
+    """The model's configs, and their values that TRL changes but a checkpoint must keep."""
     configs = model.config, model.config.get_text_config(), model.generation_config
     places = [vars(config) for config in configs]
     return [(place, {n: place[n] for n in _KEPT if n in place}) for place in places]
 
 
-async def train(config: Config, more: Mapping[str, object]) -> None:
-    """Open the run, and train all generations that are still to come.
+async def train(config: Config) -> None:
+    """Open the run, and train all generations that are left.
 
     Raises:
-        ESCookbookError: Anything that the user can put right: TRL refuses a setting, the problems
-            are not of a kind that it can take, and as for `opened`.
+        ESCookbookError: A mistake of the user: TRL refuses a setting or cannot take the problems,
+            and as for `opened`.
     """
     async with opened(Gradients(config, _TrainedByTRL)) as run:
         if run is None or not run.generations:
@@ -136,14 +141,14 @@ async def train(config: Config, more: Mapping[str, object]) -> None:
         num_problems = len(run.dataset.get_batch(run.generations.start))
         traits, device = run.engine.traits, run.learner.model.device
         products = dtype_of_products(config.products, traits.base_dtype, device)
-        args = arguments(config, more, num_problems, traits.context_length, products)
+        args = arguments(config, num_problems, traits.context_length, products)
         await anyio.to_thread.run_sync(_train, config, args, num_problems, run)
 
 
 def _train(
     config: Config, args: GRPOConfig, num_problems: int, run: GradientRun[_TrainedByTRL]
 ) -> None:
-    torch.set_num_threads(num_cores())  # this thread, which is not torch's first, has one core
+    torch.set_num_threads(num_cores())  # Threads other than torch's first use one by default.
     learner = run.learner
     tokenizer, filler = padded(run.engine.tokenizer, learner.model)
     generations = _Generations(config, run, num_problems, filler)
@@ -174,8 +179,78 @@ def _train(
     trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
 
 
+def arguments(
+    config: Config,
+    num_problems: int,
+    context_length: int,
+    products: torch.dtype = torch.float32,
+) -> GRPOConfig:
+    """TRL's arguments for batches of so many problems, with matrix products in a dtype.
+
+    The rows of a backward pass divide those of a step, and fit into `tokens_per_pass` even if all
+    are as long as the context.
+
+    Raises:
+        ConfigError: The rollouts cannot be divided into steps, or TRL refuses a setting.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or torch.cuda.device_count() > 1:
+        raise ConfigError(
+            "grpo trains in one process on one device: make one GPU visible, with "
+            "CUDA_VISIBLE_DEVICES, and do not start it by accelerate or torchrun"
+        )
+    num_rollouts = num_problems * config.attempts
+    of_step, rest = divmod(num_rollouts, config.steps)
+    if rest:
+        raise ConfigError(
+            f"steps must divide the {num_rollouts} rollouts of a generation ({num_problems} "
+            f"problems, attempts={config.attempts}), found {config.steps}"
+        )
+    most = max(1, (config.tokens_per_pass or MOST_TOKENS) // context_length)
+    rows = max(size for size in range(1, min(most, of_step) + 1) if of_step % size == 0)
+    try:
+        return GRPOConfig(
+            output_dir=config.log_path,
+            seed=config.seed % 2**32,
+            learning_rate=config.learning_rate,
+            weight_decay=config.weight_decay,
+            num_iterations=config.num_iterations,
+            loss_type=config.loss_type,
+            scale_rewards=config.scale_rewards,
+            epsilon=config.epsilon,
+            epsilon_high=config.epsilon_high,
+            beta=config.beta,
+            importance_sampling_level=config.importance_sampling_level,
+            use_cpu=not torch.cuda.is_available(),
+            max_grad_norm=config.max_gradient_norm,
+            max_steps=config.num_generations * config.num_iterations * config.steps,
+            per_device_train_batch_size=rows,
+            gradient_accumulation_steps=of_step // rows,
+            steps_per_generation=num_rollouts // rows,
+            num_generations=config.attempts,
+            temperature=config.sampling.temperature,
+            top_p=config.sampling.top_p,
+            shuffle_dataset=False,
+            logging_steps=1,
+            save_strategy="no",
+            eval_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            max_completion_length=config.sampling.max_tokens,
+            disable_dropout=True,
+            bf16=products == torch.bfloat16,
+            gradient_checkpointing=False,
+        )
+    except (ValueError, TypeError, ImportError) as error:
+        raise refused_by_trl(error) from error
+
+
+def refused_by_trl(error: Exception) -> ConfigError:
+    """The error for settings that TRL refuses."""
+    return ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())}")
+
+
 def padded(tokenizer: Tokenizer, model: PreTrainedModel) -> tuple[Tokenizer, int]:
-    """A copy that has a padding token, whichever, and that: no real token sees it."""
+    """A copy with some padding token, and that token; no real token attends to it."""
     tokenizer = copy.deepcopy(tokenizer)
     num_tokens = cast(torch.nn.Embedding, model.get_input_embeddings()).weight.shape[0]
     known = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
@@ -185,16 +260,16 @@ def padded(tokenizer: Tokenizer, model: PreTrainedModel) -> tuple[Tokenizer, int
 
 
 def env_reward(**rows: object) -> list[float | None]:
-    """TRL's reward function: what the Envs gave, None for lost rollouts."""
+    """TRL's reward function: the rewards of the Envs, None for lost rollouts."""
     return cast("list[float | None]", rows[REWARD])
 
 
 class _Trainer(GRPOTrainer):
-    """Keeps its state where the run does, and has the run's learning rate and temperature.
+    """Keeps its state in the run's checkpoints, and has the run's learning rate and temperature.
 
     Attributes:
-        factor: on the learning rate, by step.
-        forwards: of each model, before its head was given another temperature.
+        factor: factor on the learning rate, by step.
+        forwards: each model's forward before its head was given another temperature.
     """
 
     factor: Callable[[int], float]
@@ -205,20 +280,13 @@ class _Trainer(GRPOTrainer):
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
         of = cast(torch.optim.Optimizer, self.optimizer) if optimizer is None else optimizer
-        num_warmup_steps = self.args.get_warmup_steps(num_training_steps)
-
-        def factor(step: int) -> float:
-            # As transformers warms up: from 0, so the first step of all moves nothing.
-            is_warm = step >= num_warmup_steps
-            return self.factor(step) * (1.0 if is_warm else step / num_warmup_steps)
-
-        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(of, factor)
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(of, self.factor)
         return self.lr_scheduler
 
     def set_temperature(self, temperature: float) -> None:
         """Compute log-probabilities at another temperature from now on.
 
-        TRL gives it to the head that computes them when the trainer is made.
+        TRL sets it once, in the head that computes them.
         """
         if temperature == self.temperature:
             return
@@ -228,7 +296,7 @@ class _Trainer(GRPOTrainer):
             if of is None:
                 continue
             model = cast(PreTrainedModel, of)
-            # Each head is around the forward that it finds, so it is given the first one.
+            # A head wraps the forward that it finds, so restore the original one first.
             model.forward = self.forwards.setdefault(model, model.forward)
             add_fused_lm_head(
                 model,
@@ -238,7 +306,7 @@ class _Trainer(GRPOTrainer):
             )
 
     def save_state_in(self, directory: Path) -> None:
-        """Write all that the trainer remembers but the weights to `trainer` in a directory."""
+        """Write the trainer's state, without the weights, to `trainer` in a directory."""
         self.args.output_dir = str(directory)
         self._save_checkpoint(cast(torch.nn.Module, self.model), None)
         written = directory / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
@@ -246,20 +314,20 @@ class _Trainer(GRPOTrainer):
 
     @override
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """The weights are the run's to write."""
+        """The run writes the weights."""
         os.makedirs(str(output_dir), exist_ok=True)
 
     @override
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """The run has none."""
+        """Write none."""
 
     @override
     def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """The weights are there already."""
+        """The weights are loaded already."""
 
 
 class _Generations(TrainerCallback):
-    """What TRL's trainer calls, in its thread; the run itself is on the event loop."""
+    """Callbacks of TRL's trainer, called in its thread; the run itself is on the event loop."""
 
     def __init__(
         self, config: Config, run: GradientRun[_TrainedByTRL], num_problems: int, filler: int
@@ -275,19 +343,19 @@ class _Generations(TrainerCallback):
         self._began = 0.0
 
     def learning_rate_factor(self, step: int) -> float:
-        """Of a step, counted from 0 over the whole run."""
+        """The factor of a step, counted from 0 over the whole run."""
         generations = self._config.num_generations
         return self._config.learning_rate_schedule(step // self._steps, generations)
 
     def roll_out(self, prompts: Sequence[str], trainer: "_Trainer") -> dict[str, Any]:
-        """TRL's `rollout_func`: the attempts at the problems that stand for these rows."""
+        """TRL's `rollout_func`: the attempts at the problems of these rows."""
         config = self._config
         generation = int(prompts[0].partition(" ")[0])
         problems_P = self._run.dataset.get_batch(generation)
         if len(problems_P) != self._num_problems:
             raise ConfigError(
-                f"dataset: TRL's batches are of one size, and generation {generation} has "
-                f"{len(problems_P)} problems where the first had {self._num_problems}"
+                f"dataset: TRL's batches have one size, and generation {generation} has "
+                f"{len(problems_P)} problems while the first had {self._num_problems}"
             )
         sampling = config.sampling_at(generation)
         trainer.set_temperature(sampling.temperature)
@@ -324,7 +392,7 @@ class _Generations(TrainerCallback):
             anyio.from_thread.run(self._end, generation)
 
     async def _end(self, generation: int) -> None:
-        """A generation's last step is done: the engine takes the weights, the run records it."""
+        """After a generation's last step: give the weights to the engine, record the generation."""
         self._run.recorder.took(generation, "learn", self._began, time.perf_counter())
         await self._run.learned(generation)
         measured = {**_means(self._logs), "policy/weighted": _weighted(self._groups_P)}
@@ -333,7 +401,7 @@ class _Generations(TrainerCallback):
 
 
 def _means(logs: Sequence[Mapping[str, object]]) -> Metrics:
-    """Over steps, of what TRL measured; the rest is left out."""
+    """Means over steps of what TRL measured."""
     found: dict[str, float] = {}
     for key, name in _MEASURED.items():
         values = [value for each in logs if isinstance(value := each.get(name), float)]
@@ -343,7 +411,7 @@ def _means(logs: Sequence[Mapping[str, object]]) -> Metrics:
 
 
 def _weighted(groups_P: Sequence[TrajectoryGroup]) -> float:
-    """The share of rollouts in groups whose rewards differ; lost ones count as others do not."""
+    """The share of rollouts, without lost ones, in groups whose rewards differ."""
     rewards_P_K = [
         [reward for reward in group.rewards_G_K[0] if not math.isnan(reward)] for group in groups_P
     ]
@@ -357,13 +425,13 @@ def rows_of(
     filler: int,
     with_logprobs: bool = True,
 ) -> dict[str, Any]:
-    """What TRL's `rollout_func` returns, problem by problem, attempt by attempt.
+    """The result of TRL's `rollout_func`, by problem and attempt.
 
     Args:
-        groups_P: of one genome each, the model.
-        filler: a token that stands where there is none, without a loss.
-        with_logprobs: the probabilities with which tokens were sampled are those that TRL computes,
-            so it may compare them.
+        groups_P: with one genome each, the model.
+        filler: a token without a loss, for rollouts without tokens.
+        with_logprobs: whether tokens were sampled with the probabilities that TRL computes, so
+            that it can compare them.
 
     Raises:
         ConfigError: A rollout is more than one sequence.
@@ -381,7 +449,7 @@ def rows_of(
 def _row(
     trajectory: Trajectory | LostRollout, filler: int
 ) -> tuple[list[int], list[int], list[int], list[float]]:
-    """Prompt, completion, and of each of its tokens whether it has a loss, and its logprob."""
+    """Prompt, completion, and whether each token of it has a loss, and its logprob."""
     if not isinstance(trajectory, Trajectory) or (example := _sequence(trajectory)) is None:
         return [filler], [filler], [0], [0.0]
     start = len(trajectory.transitions[0].observation.tokens_T)
@@ -394,53 +462,38 @@ def _row(
 
 
 def _sequence(trajectory: Trajectory) -> Example | None:
-    """The one sequence of a rollout; None where it has no token that the policy sampled."""
+    """The one sequence of a rollout; None if the policy sampled no token of it."""
     found = sequences_of(trajectory, 1.0)
     kinds = [kind for kind, _ in trajectory.seen]
     if kinds.count("prompt") > 1:
         raise ConfigError(
-            "dataset: an Env of several turns did not go on from what was said before, so its "
-            f"rollout is {kinds.count('prompt')} sequences, and TRL's trainer takes one: train "
-            "with policy_gradient, or let every observation begin with the one before it and its "
-            "action"
+            "dataset: an Env of several turns did not continue earlier turns, so its rollout is "
+            f"{kinds.count('prompt')} sequences, and TRL's trainer takes one: train with "
+            "policy_gradient, or let every observation begin with the previous one and its action"
         )
     return found[0] if found else None
 
 
 class _Losses:
-    """`losses.csv`: a line for each step of the optimizer, to be read by anything.
+    """`losses.csv`: a line per step of the optimizer.
 
     Args:
-        step: steps that are done; lines after them are cut.
+        log_path: the run directory.
+        step: number of completed steps; lines of later ones are cut.
     """
 
     def __init__(self, log_path: Path, step: int) -> None:
         self._path = log_path / LOSSES
-        kept = [_line(("step", "generation", *_COLUMNS)), *(_lines_upto(self._path, step))]
-        replace_file(self._path, [text.encode() for text in kept])
+        lines: list[str] = []
+        if self._path.exists():
+            text = read_file(self._path, LARGEST_TEXT, log_path).decode("utf-8", "replace")
+            lines = text.split("\n")[1 : 1 + step]
+        head = ",".join(("step", "generation", *_COLUMNS))
+        replace_file(self._path, [f"{line}\n".encode() for line in (head, *lines)])
 
     def add(self, step: int, generation: int, logs: Mapping[str, object]) -> None:
-        """One step, counted from 1, as TRL logged it."""
-        values = [logs.get(key) for key in _COLUMNS.values()]
+        """Append one step, counted from 1, as TRL logged it."""
+        values = (logs.get(key) for key in _COLUMNS.values())
+        row = [step, generation, *("" if value is None else value for value in values)]
         with appending(self._path) as file:
-            file.write(_line((step, generation, *("" if v is None else v for v in values))))
-
-
-def _line(values: tuple[object, ...]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(values)
-    return text.getvalue()
-
-
-def _lines_upto(path: Path, step: int) -> list[str]:
-    """Whole lines of steps up to this one."""
-    try:
-        text = read_file(path, LARGEST_TEXT, path.parent).decode("utf-8", "replace")
-    except FileNotFoundError:
-        return []
-    return [
-        f"{each}\n"
-        for each in text.split("\n")[:-1]
-        if each.partition(",")[0].isdecimal()
-        if int(each.partition(",")[0]) <= step
-    ]
+            file.write(",".join(map(str, row)) + "\n")

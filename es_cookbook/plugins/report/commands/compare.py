@@ -3,21 +3,20 @@
     python -m es_cookbook compare optimizers=es,momentum
     ... optimizers=es,genetic seeds=0,1 num_generations=30 genetic.optimizer.sigma=0.02
     ... optimizers=es,genetic genetic.optimizer.population_size=32 genetic.num_generations=100
-    ... optimizers=es,decayed:es decayed.optimizer.weight_decay=0.03
 
 Each optimizer starts as `optimizer=<name>` does in the recipe's `train_cli`. An option of
 `train_cli` applies to every run; prefixed with an optimizer's name, only to that optimizer's runs.
-`label:optimizer` compares an optimizer with itself under other options. Whatever is changed, all
-must make the same number of rollouts.
+Whatever is changed, all must make the same number of rollouts. To compare settings of one
+optimizer, use `sweep`.
 
-Runs are ordinary ones, in `<log_path>/<label>-seed<seed>`. The same command continues where it was
-interrupted and skips complete runs, so an optimizer is added by naming it. The results are printed,
-and written to `comparison.md`, `.png` and `.svg` there.
+Runs are ordinary ones, in `<log_path>/<optimizer>-seed<seed>`. The same command continues where it
+was interrupted and skips complete runs, so an optimizer is added by naming it. The results are
+printed, and written to `comparison.md`, `.png` and `.svg` there.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import cast
 
 import chz
 
@@ -50,9 +49,7 @@ _REFUSED = {
 class Compare:
     """Compare optimizers on a recipe, at equal rollouts."""
 
-    optimizers: tuple[str, ...] = chz.field(
-        doc="names, separated by commas; label:name for the same one with other options"
-    )
+    optimizers: tuple[str, ...] = chz.field(doc="names, separated by commas")
     seeds: tuple[int, ...] = chz.field(
         default=(0, 1, 2), doc="seeds of each optimizer's runs; the table has their mean and range"
     )
@@ -62,37 +59,10 @@ class Compare:
 
     @chz.validate
     def _lists(self) -> None:
-        taken = self.taken
-        for label, name in self.labelled:
+        for name in self.optimizers:
             if name not in OPTIMIZER_NAMES:
                 raise ConfigError(f"unknown optimizer {name!r}: {nearest(name, OPTIMIZER_NAMES)}")
-            if label != name and (label in taken or not re.fullmatch(r"[\w-]+", label)):
-                raise ConfigError(
-                    f"label {label!r} of optimizer {name} must be of letters, digits, _ and -, and "
-                    "no optimizer's or option's own name"
-                )
-        labels = [label for label, _ in self.labelled]
-        check_comparison(self.metric, {"optimizers": labels, "seeds": self.seeds})
-
-    @property
-    def labelled(self) -> list[tuple[str, str]]:
-        """Label and name of each optimizer; the name is its label where it has no other."""
-        parts = [entry.rpartition(":") for entry in self.optimizers]
-        return [(label if colon else name, name) for label, colon, name in parts]
-
-    @property
-    def config_class(self) -> Callable[..., Config]:
-        """The config of the recipe's command.
-
-        Raises:
-            ConfigError: There is no such recipe.
-        """
-        return recipe_config(self.recipe)
-
-    @property
-    def taken(self) -> list[str]:
-        """What stands before the dot of an option without a label."""
-        return [*chz.chz_fields(self.config_class), *chz.chz_fields(Compare), *OPTIMIZER_NAMES]
+        check_comparison(self.metric, {"optimizers": self.optimizers, "seeds": self.seeds})
 
     @property
     def directory(self) -> Path:
@@ -100,24 +70,24 @@ class Compare:
 
 
 def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[Config]]:
-    """By label, the Configs of every optimizer's runs, one a seed; only inside `run_cli`.
+    """By optimizer, the Configs of its runs, one per seed; only inside `run_cli`.
 
-    `fields` are of every run's Config, as a user types them, or of one optimizer's: `label.field`.
+    `fields` are options of all runs, as a user types them, or of one optimizer's: `NAME.field`.
 
     Raises:
-        ConfigError: A field that is not one, or that the comparison sets; unequal rollouts.
+        ConfigError: An option does not exist or is set by the comparison; unequal rollouts.
     """
-    labels = [label for label, _ in compare.labelled]
-    of_all, of_one = by_label(fields, labels, OPTIMIZER_NAMES, "an optimizer")
+    of_all, of_one = by_label(fields, compare.optimizers, OPTIMIZER_NAMES, "an optimizer")
     for options in (of_all, *of_one.values()):
         check_not_set(options, "comparison", _REFUSED)
 
-    default = compare.config_class(trackers=TrackersBuilder(live=None))
+    make = cast("Callable[..., Config]", recipe_config(compare.recipe))
+    default = make(trackers=TrackersBuilder(live=None))
     found: dict[str, list[Config]] = {}
-    for label, name in compare.labelled:
-        config = changed(default, {"optimizer": name, **of_all, **of_one[label]})
-        found[label] = [
-            chz.replace(config, seed=seed, log_path=str(compare.directory / f"{label}-seed{seed}"))
+    for name in compare.optimizers:
+        config = changed(default, {"optimizer": name, **of_all, **of_one[name]})
+        found[name] = [
+            chz.replace(config, seed=seed, log_path=str(compare.directory / f"{name}-seed{seed}"))
             for seed in compare.seeds
         ]
     refuse_unequal_rollouts(found)
@@ -145,9 +115,8 @@ def main(compare: Compare, fields: Mapping[str, str]) -> None:
 
 def cli() -> None:
     more_help = (
-        "\n\nAn option of train_cli (num_generations=30, dataset.num_test=100) holds for every "
-        "run; with an\noptimizer's name or label before it, for that optimizer's runs alone "
-        "(es.optimizer.sigma=0.02).\n"
+        "\n\nAn option of train_cli (num_generations=30, dataset.num_test=100) applies to every "
+        "run; prefixed\nwith an optimizer's name, only to its runs (es.optimizer.sigma=0.02).\n"
         f"optimizers: {', '.join(OPTIMIZER_NAMES)}"
     )
     run_with_fields(main, Compare, more_help)

@@ -80,23 +80,6 @@ def how(**dataset: object) -> dict[str, object]:
     }
 
 
-async def test_each_row_has_the_reward_of_its_own_task(model: Path, tmp_path: Path) -> None:
-    parts = (
-        Part(dataset=Numbers(first=40), tag="odd", weight=1),
-        Part(dataset=Numbers(first=50, never=True), tag="never", weight=1),
-    )
-    longer = {**how(parts=parts), "num_generations": 8, "learning_rate": 0.05}
-    await main(grpo_config(model, tmp_path, **longer))
-    rows = metrics_of(tmp_path)[:-1]
-    for row in rows:
-        assert row["env/never/correct"] == 0 and 0 < row["env/odd/odd"] < 1
-        assert row["policy/weighted"] == 0.5, "no gradient comes from what pays nothing"
-        assert "env/never/odd" not in row
-        assert row["reward/mean"] == pytest.approx(row["env/odd/odd"] / 2)
-    odd = [row["env/odd/odd"] for row in rows]
-    assert sum(odd[-2:]) > sum(odd[:2]) + 0.2, "TRL learns from the reward of the row"
-
-
 async def test_replayed_problems_come_back_by_their_bounds_and_after_a_resume(
     model: Path, tmp_path: Path
 ) -> None:

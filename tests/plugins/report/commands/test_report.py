@@ -31,14 +31,3 @@ def test_what_is_no_run_is_refused_in_a_sentence(tmp_path: Path) -> None:
     assert "is not a run directory" in refused("report", f"log_path={tmp_path / 'empty'}")
     assert "must be a run directory, found nothing there" in refused("report", "log_path=nothing")
     assert not (tmp_path / "empty/report.html").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["log_path="], "log_path must name a run directory"),
-        (["log_path=a", "megabytes=0"], "megabytes must be in [1, 500]"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(arguments: list[str], sentence: str) -> None:
-    assert sentence in refused("report", *arguments)
