@@ -24,7 +24,7 @@ law through the last losses has `LOSS`, and the search ends when a loss is near 
 time for another σ.
 
 α follows: plain ES's step has an RMS of α/√N for fitness of unit variance, and most of it is noise;
-other fitness is told in units of its RMS (`optimizers.spread`). The noise of steps whose rates a
+other fitness is told in units of its RMS (`optimizers.es`). The noise of steps whose rates a
 schedule multiplies by f adds up to α/√N · √Σf², which is made `DRIFT` · σ: a little farther than a
 genome stands from the centre.
 """

@@ -330,10 +330,8 @@ class Config(RunConfig):
     def new_optimizer(self, space: SearchSpace, found: Mapping[str, float]) -> Optimizer:
         builder, length = self.optimizer.settled(found), self.num_generations
         optimizer = builder(run_seed=self.seed, num_generations=length, space=space)
-        if "learning_rate" in self.optimizer.unsettled and not self.fitness.has_unit_variance:
-            from es_cookbook.evolution.optimizers.spread import UnitSpread
-
-            return UnitSpread(optimizer)
+        is_found = "learning_rate" in self.optimizer.unsettled
+        optimizer.divides_fitness = is_found and not self.fitness.has_unit_variance
         return optimizer
 
     @override

@@ -12,11 +12,7 @@ from transformers import (
     GPT2LMHeadModel,
     GptOssConfig,
     GptOssForCausalLM,
-    NemotronHConfig,
-    NemotronHForCausalLM,
     PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
@@ -32,7 +28,6 @@ from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import noise
-from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.linear_models import LINEAR_FAMILIES, NUM_EXPERTS, make_linear_model
 
@@ -79,16 +74,6 @@ def test_experts_are_weights_of_two_axes_between_their_neighbours() -> None:
     assert all(weight is parameters[n] for n, weight in named_weights(model) if n not in members)
 
 
-def test_a_member_written_in_place_is_written_into_the_parameter() -> None:
-    model = _qwen3_moe()
-    name = "model.layers.0.mlp.experts.down_proj"
-    parameter = dict(model.named_parameters())[name]
-    before = parameter.detach().clone()
-    dict(named_weights(model))[f"{name}[1]"].fill_(7.0)
-    assert torch.equal(parameter[1], torch.full((32, 24), 7.0))
-    assert torch.equal(parameter[[0, 2]], before[[0, 2]])
-
-
 def test_transposed_weights_are_told() -> None:
     gpt2 = linear_weights(_gpt2())
     block = "transformer.h.0"
@@ -98,31 +83,6 @@ def test_transposed_weights_are_told() -> None:
     assert {split_member(name)[1] is not None for name, other in gpt_oss.items() if other} == {True}
     assert sum(gpt_oss.values()) == 2 * 3
     assert "lm_head.weight" not in gpt_oss
-
-
-def test_experts_without_a_gate_are_found() -> None:
-    config = NemotronHConfig(
-        **_SIZES,
-        layers_block_type=["moe", "attention"],
-        n_routed_experts=3,
-        num_experts_per_tok=2,
-        moe_intermediate_size=24,
-        moe_shared_expert_intermediate_size=24,
-    )
-    with torch.device("meta"):
-        model = NemotronHForCausalLM(config)
-    (found,) = {own for module in model.modules() if (own := expert_parameters(module))}
-    assert found == ("up_proj", "down_proj")
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_where_all_are_plain_nothing_is_renamed(tied: bool) -> None:
-    config = Qwen3Config(**_SIZES, intermediate_size=24, tie_word_embeddings=tied)
-    model = Qwen3ForCausalLM(config)
-    assert dict(named_weights(model)) == dict(model.named_parameters())
-    assert len(linear_weights(model)) == 7 + (not tied)
-    assert not any(linear_weights(model).values())
-    assert not any(expert_parameters(module) for module in model.modules())
 
 
 def test_a_parameter_of_three_axes_in_another_class_stays_whole() -> None:
@@ -167,19 +127,6 @@ def test_a_genomes_weights_are_the_formula_over_rows_and_columns_as_stored(
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     others = parameters.keys() - {split_member(name)[0] for name in space.shapes}
     assert all(np.array_equal(parameters[name], base[name]) for name in others)
-
-
-def test_dense_noise_of_an_expert_is_its_own(tmp_path: Path) -> None:
-    path = make_linear_model("qwen3_moe", tmp_path / "model")
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    space = FullRank(include=("*.experts.*",))(parameter_infos(model))
-    centre = Centre(dict(named_weights(model)), space)
-    before = {name: weight.numpy().copy() for name, weight in centre.weights.items()}
-    centre.apply(Step((Term(7, 0.25),)))
-    assert len(space.shapes) == 2 * 2 * NUM_EXPERTS
-    for name, shape in space.shapes.items():
-        expected = before[name] + np.float32(0.25) * noise(7, name, shape)
-        assert np.array_equal(centre.weights[name].numpy(), expected), name
 
 
 def test_a_full_name_selects_one_expert(tmp_path: Path) -> None:

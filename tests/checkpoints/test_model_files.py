@@ -127,12 +127,6 @@ def test_what_cannot_be_had_is_one_sentence(hub: HubServer, tmp_path: Path) -> N
     assert len(hub.requests) == 1
 
 
-def test_terms_that_were_not_accepted_are_one_sentence(hub: HubServer, served: Repository) -> None:
-    served.gated = True
-    with pytest.raises(ModelError, match="has terms that an account has to accept for model some/"):
-        load_tokenizer(NAME)
-
-
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
@@ -146,13 +140,6 @@ def test_a_repository_that_is_no_model_is_one_sentence(
     hub.repositories[NAME] = Repository(False, files)
     with pytest.raises(ModelError, match=f"model_name: '{NAME}' {sentence}"):
         load_causal_lm(NAME, "auto", torch.device("cpu"))
-
-
-@pytest.mark.parametrize("path", ["./none", "/none", "~/none", "a/b/c"])
-def test_a_path_to_nothing_is_no_name(hub: HubServer, path: str) -> None:
-    with pytest.raises(ModelError, match=f"model_name: there is no directory '{path}'$"):
-        model_directory(path)
-    assert hub.requests == []
 
 
 @pytest.mark.anyio

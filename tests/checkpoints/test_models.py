@@ -44,12 +44,6 @@ def test_parameters_are_told_by_kind_and_tied_ones_once(
     assert all(p.kind == ("linear" if len(p.shape) == 2 else "other") for p in others)
 
 
-def test_dtype_is_the_checkpoints_own_unless_named(tiny_model: Callable[[str], Path]) -> None:
-    path = str(tiny_model("qwen2"))
-    assert load_causal_lm(path, "auto", CPU).dtype == torch.float32
-    assert load_causal_lm(path, "bfloat16", CPU).dtype == torch.bfloat16
-
-
 def test_sequences_end_where_the_model_or_its_generation_config_says(
     tiny_model: Callable[[str], Path],
 ) -> None:
@@ -143,15 +137,6 @@ def test_another_tokenizer_is_another_base(
     (path / file_name).write_text(text.replace("<eos>", "<end>"))
     found, expected = base_identity(str(path)), base_identity(str(whole))
     assert found[0] == expected[0] and found[1] != expected[1]
-
-
-def test_a_chat_template_belongs_to_the_tokenizer(
-    tiny_model: Callable[[str], Path], tmp_path: Path
-) -> None:
-    path = _copy(tiny_model("qwen2"), tmp_path / "other")
-    before = base_identity(str(path))[1]
-    (path / "chat_template.jinja").write_text("{{ messages }}")
-    assert base_identity(str(path))[1] != before
 
 
 def test_what_has_no_weights_or_no_tokenizer_is_no_base(

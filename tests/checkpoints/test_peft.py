@@ -165,12 +165,3 @@ def test_every_field_of_pefts_config_is_read_or_without_effect_or_refused(tmp_pa
     assert read(of_a_later_release=None, merge_weights=False) == 5.0
     with pytest.raises(ModelError, match="use_rslora must be true or false, found 'no'"):
         read(use_rslora="no")
-
-
-@pytest.mark.parametrize("init", ["pissa_niter_16", "OLoRA", "corda", "loftq", "lora_ga"])
-def test_the_sentence_says_how_an_adapter_becomes_plain(tmp_path: Path, init: str) -> None:
-    config = {"r": 1, "lora_alpha": 1, "init_lora_weights": init}
-    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
-    save_file({"a": torch.ones(1)}, tmp_path / "adapter_model.safetensors")
-    with pytest.raises(ModelError, match=r"path_initial_model_for_weight_conversion=\.\.\."):
-        read_adapter(tmp_path, {"0.weight": (3, 2)})

@@ -31,14 +31,6 @@ def test_it_is_the_librarys_own_file_byte_for_byte(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == save(contiguous, {"format": "pt"})
 
 
-def test_tensors_are_rounded_to_the_dtype_that_was_announced(tmp_path: Path) -> None:
-    tensor = torch.randn(7, 3)
-    with TensorFile(tmp_path / "file", {"a": (torch.bfloat16, (7, 3))}) as file:
-        file.write("a", tensor)
-    expected = save({"a": tensor.to(torch.bfloat16)}, {"format": "pt"})
-    assert (tmp_path / "file").read_bytes() == expected
-
-
 def test_what_does_not_keep_to_the_announcement_is_refused(tmp_path: Path) -> None:
     kinds = {"a": (torch.float32, (2,)), "b": (torch.float32, (2,))}
     with (

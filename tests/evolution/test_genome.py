@@ -13,7 +13,6 @@ from es_cookbook.evolution.genome import (
     MAX_SEED,
     AdamRule,
     ErrorFeedbackRule,
-    Genome,
     MuonRule,
     Offsets,
     OffsetsRule,
@@ -123,19 +122,6 @@ def test_the_rms_of_a_step_follows_from_its_numbers() -> None:
     assert Step((*TERMS[:1], Term(2, 2.0), Term(3, 2.0)), rule=feedback).rms == pytest.approx(1.0)
 
 
-def test_genomes_with_offsets_are_values() -> None:
-    one, other = (Genome(offsets=Offsets.of(np.array([0.5]))) for _ in range(2))
-    assert one == other and len({one, other, Genome()}) == 2
-    with pytest.raises(ValueError, match="read-only"):
-        one.offsets.array[0] = 1.0  # pyright: ignore[reportOptionalMemberAccess]
-
-
-def test_the_empty_genome_is_the_centre_and_equal_genomes_are_equal() -> None:
-    assert Genome() == Genome(terms=())
-    assert Genome((Term(1, 0.5),)) == Genome((Term(1, 0.5),))
-    assert len({Genome((Term(1, 0.5),)), Genome((Term(1, 0.5),)), Genome((Term(1, -0.5),))}) == 2
-
-
 def test_steps_cross_process_borders() -> None:
     step = Step(terms=(Term(MAX_SEED, -0.25), Term(0, 1e-30)), decay=0.1)
     assert pickle.loads(pickle.dumps(step)) == step
@@ -154,11 +140,6 @@ def test_a_coefficient_that_is_not_finite_is_refused(coefficient: float) -> None
         ValueError, match=r"coefficient must be finite as a float32, found .* for seed 7"
     ):
         Term(7, coefficient)
-
-
-def test_the_largest_float32_is_a_coefficient() -> None:
-    largest = float(np.finfo(np.float32).max)
-    assert Term(7, -largest).coefficient == -largest
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.1, math.nan])

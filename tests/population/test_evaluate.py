@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from es_cookbook.common.errors import ConfigError, TooManyLostError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Genome
-from es_cookbook.population.evaluate import attempt, check_evaluation, evaluate, majority_ks_of
+from es_cookbook.population.evaluate import check_evaluation, evaluate
 from es_cookbook.population.results import wilson_interval
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
@@ -96,22 +96,6 @@ async def test_the_centre_is_measured_greedily_by_tag() -> None:
     ] * 4
 
 
-async def test_two_attempts_are_counted_one_by_one_and_have_pass_at_1_and_2() -> None:
-    asked = [ProblemGroupBuilder(lambda t=t: Silent(Observation((t,))), str(t)) for t in (2, 1, 9)]
-    metrics = await evaluate(sampler(FakeEngine(answer=answer)), asked, 2, 1.0)
-    assert metrics["test/reported/env/all/correct"] == 4, "of six"
-    assert "test/reported/reward/mean" not in metrics
-    assert metrics["test/pass@2"] == 1 / 3 and "test/low/pass@1" in metrics
-    assert (majority_ks_of(2), majority_ks_of(3)) == ([], [3])
-
-
-async def test_one_greedy_attempt_is_made_unless_more_is_said() -> None:
-    engine = FakeEngine(answer=answer)
-    (group,) = await attempt(sampler(engine), problems(2))
-    assert len(group.trajectories_G_K[0]) == 1
-    assert [request.params.temperature for _, request in engine.requests] == [0.0]
-
-
 async def test_problems_beside_are_measured_and_change_no_reward_nor_sampling_seed() -> None:
     engine, alone = FakeEngine(answer=answer), FakeEngine(answer=answer)
     metrics = await evaluate(sampler(engine), problems(2, 4), 4, 1.0, problems(7, 9))
@@ -122,22 +106,6 @@ async def test_problems_beside_are_measured_and_change_no_reward_nor_sampling_se
     assert metrics["test/rollouts/failed"] == 4
     seeds, seeds_alone = ([r.seed for _, r in e.requests] for e in (engine, alone))
     assert set(seeds_alone) < set(seeds)
-
-
-async def test_lost_rollouts_are_left_out_and_counted() -> None:
-    metrics = await evaluate(sampler(FakeEngine(answer=answer)), problems(2, 4, 6, 9))
-    assert metrics["test/reward/mean"] == 2.0
-    assert metrics["test/rollouts/failed"] == 1.0
-
-
-async def test_too_many_lost_stop_the_run() -> None:
-    with pytest.raises(TooManyLostError, match="2 of the 4 rollouts of an evaluation were lost"):
-        await evaluate(sampler(FakeEngine(answer=answer)), problems(2, 4, 9, 9))
-
-
-async def test_when_all_is_lost_the_mean_is_unknown() -> None:
-    metrics = await evaluate(sampler(FakeEngine(answer=answer), 1.0), problems(9))
-    assert math.isnan(metrics["test/reward/mean"])
 
 
 def one_of_four(who: Genome | str, request: SampleRequest) -> str:
@@ -169,12 +137,6 @@ async def test_several_attempts_at_a_temperature_give_pass_at_k() -> None:
     SEEDS.clear()
     again = await evaluate(sampler(engine), problems(1, 2, 4, 9), attempts=4, temperature=0.7)
     assert (SEEDS, again) == (first, metrics), "and are the same when measured again"
-
-
-async def test_pass_at_k_is_measured_for_powers_of_two_and_all_attempts() -> None:
-    metrics = await evaluate(sampler(FakeEngine(answer=answer)), problems(2), 6, 1.0)
-    expected = [f"test/{end}pass@{k}" for end in ("", "low/", "high/") for k in (1, 2, 4, 6)]
-    assert [key for key in metrics if "@" in key] == expected
 
 
 class Read(Even):
@@ -227,7 +189,3 @@ def test_an_evaluation_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         check_evaluation(attempts, temperature)
-
-
-async def test_without_problems_nothing_is_measured() -> None:
-    assert await evaluate(sampler(FakeEngine()), []) == {}

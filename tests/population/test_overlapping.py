@@ -12,7 +12,7 @@ import anyio
 import chz
 import pytest
 
-from es_cookbook.common.errors import ConfigError, EngineError, HistoryError, RequestError
+from es_cookbook.common.errors import ConfigError, EngineError, RequestError
 from es_cookbook.common.schedules import Table
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
@@ -26,7 +26,6 @@ from es_cookbook.plugins.genetic.optimizer import Genetic
 from es_cookbook.plugins.mixtures.mixture import Mixture, Part
 from es_cookbook.plugins.mixtures.selection import Curriculum
 from es_cookbook.population.group import Attempt, EnginePolicy, ResidentBlock
-from es_cookbook.population.scheduling import InOrder, Overlap
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.rl.timeouts import Clock, Watch
@@ -75,13 +74,6 @@ class NearPoolBuilder(EngineBuilder):
         self.made.append(pool)
         cluster.dies_in = ["fetch", "apply", "load"] if self.dies else []
         return pool
-
-
-def test_where_genomes_stand_follows_from_the_config(tmp_path: Path) -> None:
-    overlapping = config(tmp_path, FakeEngineBuilder())
-    assert [overlapping.centre_of(g) for g in range(12)] == [0, 0, 1, 2, 3, 5, 5, 6, 7, 8, 10, 10]
-    apart = config(tmp_path, FakeEngineBuilder(), max_staleness=0)
-    assert [apart.centre_of(g) for g in range(12)] == list(range(12))
 
 
 def brief(text: str, row: Mapping[str, object]) -> float:
@@ -142,15 +134,6 @@ async def test_a_run_that_stopped_anywhere_goes_on_as_if_it_had_not(
     assert await history(tmp_path / "torn", NearPoolBuilder()) == whole
     metrics = [untimed(tmp_path / name / "metrics.jsonl") for name in ("whole", "torn")]
     assert metrics[0] == metrics[1]
-
-
-async def test_a_run_that_is_not_the_recorded_one_is_noticed_when_it_goes_on(
-    tmp_path: Path,
-) -> None:
-    await history(tmp_path, LightEngineBuilder(), num_generations=4)
-    drifting = LightEngineBuilder(fault="drift")
-    with pytest.raises(HistoryError, match="fingerprint"):
-        await history(tmp_path, drifting, num_generations=8)
 
 
 async def test_evaluations_are_of_the_newest_centre(
@@ -224,17 +207,6 @@ async def test_what_stops_the_generation_ahead_stops_the_run_after_the_one_befor
     assert FakeEngineBuilder.made[-1].closed
     whole = await history(tmp_path / "whole", engine)
     assert await history(tmp_path / "run", engine) == whole
-
-
-async def test_a_generation_that_fails_before_engines_take_its_genomes_holds_up_no_other() -> None:
-    async def attempt(generation: int, overlap: Overlap | None) -> None:
-        raise ConfigError("nothing was asked")
-
-    builder = FakeEngineBuilder()
-    engine = await builder(model_name="none", search_space=LowRank())
-    with anyio.fail_after(5), pytest.raises(ConfigError, match="nothing was asked"):
-        async with InOrder(attempt, engine, 3, centre_of=lambda g: max(g - 1, 0)) as attempts:
-            await attempts.of(0)
 
 
 async def test_a_run_that_is_cancelled_leaves_no_task_behind(tmp_path: Path) -> None:

@@ -41,13 +41,6 @@ def results(
     )
 
 
-def test_a_share_of_single_attempts_has_wilsons_interval() -> None:
-    found = results([[1], [1], [0], [1]]).estimate("correct")
-    assert (found.value, found.method, found.problems) == (0.75, "Wilson", 4)
-    assert (found.low, found.high) == wilson_interval(3, 4)
-    assert found.is_share
-
-
 def test_several_attempts_are_over_problems_and_other_numbers_have_a_bootstrap() -> None:
     several = results([[1, 0]] * 10 + [[1, 1]] * 10).estimate("correct")
     assert (several.value, several.method, several.problems) == (0.75, "Wilson", 20)
@@ -96,16 +89,6 @@ def test_pass_at_k_is_unbiased_and_its_interval_is_over_problems() -> None:
     assert found.pass_at(4).low == pytest.approx(0.5 - 1.96 * 0.5 / math.sqrt(40), abs=0.03)
 
 
-def test_what_says_whether_a_problem_was_solved_has_one_of_two_names() -> None:
-    known = results([[1, 0]])
-    assert known.solved_metric == "correct"
-    values = known.outcomes.metrics["correct"]
-    for metrics, name in (({"solved": values}, "solved"), ({"other": values}, None)):
-        found = dataclasses.replace(known.outcomes, metrics=metrics)
-        assert dataclasses.replace(known, outcomes=found).solved_metric == name
-    assert known.pass_at(1, metric="reward").value == 0.5
-
-
 def test_two_evaluations_are_compared_problem_by_problem() -> None:
     first = results([[1], [1], [1], [0], [0], [1]])
     second = results([[0], [0], [0], [0], [1], [NAN]])
@@ -127,11 +110,6 @@ def test_two_evaluations_are_compared_problem_by_problem() -> None:
     half = results([[1], [1]], [[0.5], [1.0]])
     assert not compare(half, half, "reward").is_share
     assert compare(half, half, "correct").is_share
-
-
-def test_of_several_attempts_the_means_are_compared() -> None:
-    found = compare(results([[1, 1], [0, 1]]), results([[0, 1], [1, 0]]), "correct")
-    assert (found.better, found.worse, found.problems) == (1, 0, 2)
 
 
 def test_what_is_of_other_problems_is_not_compared() -> None:

@@ -106,17 +106,6 @@ async def test_every_genome_meets_every_problem_in_its_place() -> None:
     assert sorted(closed) == [0, 1, 2]
 
 
-async def test_every_attempt_stands_where_its_genome_and_its_number_say() -> None:
-    def said(who: Genome | str, request: SampleRequest) -> str:
-        assert isinstance(who, Genome)
-        first = seeds.setdefault(who.terms[0].seed, request.seed)
-        return f"{who.terms[0].seed}{int(request.seed != first)}"
-
-    seeds: dict[int, int | None] = {}
-    (group,) = await sampler(FakeEngine(answer=said), attempts=2).rollout(0, [Problem(0)], GENOMES)
-    assert group.rewards_G_K == [[10.0 * g, 10.0 * g + 1] for g in range(6)]
-
-
 async def test_blocks_of_the_engines_capacity_give_what_one_block_gives() -> None:
     whole = FakeEngine(capacity=6)
     blocks = FakeEngine(capacity=4)
@@ -139,28 +128,6 @@ async def test_many_engines_give_what_one_gives() -> None:
         assert sorted(map(str, loaded)) == sorted(map(str, GENOMES)), "each genome runs once"
         assert all(host.loads for host in hosts_E[:2])
     assert problems[0].closed == [0] * 4, "once a rollout, however many blocks"
-
-
-async def test_a_block_goes_to_whichever_engine_is_free() -> None:
-    quick_is_done = anyio.Event()
-
-    class Slow(FakeEngine):
-        async def sample(self, request: SampleRequest) -> Action:
-            await quick_is_done.wait()
-            return await super().sample(request)
-
-    class Quick(FakeEngine):
-        async def sample(self, request: SampleRequest) -> Action:
-            action = await super().sample(request)
-            if len(self.requests) == 5:
-                quick_is_done.set()
-            return action
-
-    hosts_E = [Slow(capacity=1), Quick(capacity=1)]
-    with anyio.fail_after(5):
-        groups = await sampler(FakePool(hosts_E)).rollout(0, [Problem(0)], GENOMES)
-    assert [len(host.loads) for host in hosts_E] == [1, 5]
-    assert mean_rewards(groups).shape == (1, 6)
 
 
 async def test_engines_load_while_others_sample_and_only_waiting_counts_as_loading() -> None:
@@ -198,13 +165,6 @@ async def test_genomes_share_their_luck_and_nothing_else_does() -> None:
     other = FakeEngine()
     await sampler(other, attempts=2, run_seed=4).rollout(1, [Problem(0)], GENOMES)
     assert not {r.seed for _, r in other.requests} & set(seeds)
-
-
-async def test_attempts_of_one_genome_differ_by_their_seed() -> None:
-    groups = await sampler(FakeEngine(), attempts=5).rollout(0, [Problem(0)], GENOMES[:1])
-    (rewards_K,) = groups[0].rewards_G_K
-    assert len(set(rewards_K)) == 5
-    assert mean_rewards(groups)[0, 0] == pytest.approx(sum(rewards_K) / 5)
 
 
 async def test_turns_and_the_envs_own_questions_have_seeds_of_their_own() -> None:
@@ -537,32 +497,6 @@ async def test_a_population_that_is_asked_and_does_not_fit_is_refused(num_engine
         ):
             await sampler(engine).rollout(0, [Problem(0), asking], GENOMES)
     assert engine.loads == []
-
-
-async def test_group_rewards_see_the_whole_group_over_engines() -> None:
-    one = await sampler(FakeEngine()).rollout(0, [Duel(0), Duel(1)], GENOMES)
-    hosts_E = [FakeEngine(capacity=1) for _ in range(4)]
-    pool = FakePool(hosts_E)
-    assert await sampler(pool).rollout(0, [Duel(0), Duel(1)], GENOMES) == one
-    assert [who for who, _ in pool.requests] == ["centre"] * 2, "any engine may answer for it"
-    with pytest.raises(RequestError, match="need a population that fits on one engine"):
-        await sampler(pool).rollout(0, [Duel(9)], GENOMES)
-
-
-async def test_what_stops_the_run_stops_every_other_attempt() -> None:
-    cancelled: list[int] = []
-
-    async def misbehave(env: DigitEnv, action: Action) -> None:
-        if env.index == 0:
-            raise RequestError("a prompt that never fits")
-        try:
-            await anyio.sleep_forever()
-        finally:
-            cancelled.append(env.index)
-
-    with anyio.fail_after(5), pytest.raises(RequestError, match="never fits"):
-        await sampler(FakeEngine()).rollout(0, [Problem(0, misbehave=misbehave)], GENOMES)
-    assert len(cancelled) <= 5
 
 
 async def test_where_generations_overlap_the_genomes_own_engine_answers_for_the_centre() -> None:

@@ -56,14 +56,6 @@ def test_engines_of_known_speed_take_their_share_at_once_and_end_together() -> N
     assert blocks == [("quick", 48), ("slow", 16)] and busy == pytest.approx(1)
 
 
-def test_equal_engines_of_known_speed_share_equally() -> None:
-    simulation = Simulation({str(e): 1.0 for e in range(4)})
-    for _ in range(3):
-        simulation.generation(64)
-    blocks, _ = simulation.generation(64)
-    assert [size for _, size in blocks] == [16] * 4
-
-
 def test_engines_of_unknown_speed_leave_genomes_for_whoever_is_free_first() -> None:
     blocks, busy = Simulation({"quick": 1.0, "slow": 4.0}).generation(64)
     of_quick = sum(size for label, size in blocks if label == "quick")
@@ -94,14 +86,6 @@ def test_blocks_fit_on_an_engine_and_one_alone_takes_all() -> None:
     blocks, _ = Simulation({"a": 1.0, "b": 2.0}, capacity=5).generation(64)
     assert max(size for _, size in blocks) == 5
     assert Simulation({"a": 1.0}).generation(64)[0] == [("a", 64)]
-
-
-def test_an_engine_of_unknown_speed_is_taken_for_the_mean_of_the_others() -> None:
-    simulation = Simulation({"a": 1.0, "b": 3.0})
-    simulation.generation(64)
-    simulation.shares.begin(12)
-    # 2/3 of a genome a second, beside 1 and 1/3: half of a third of 12.
-    assert len(simulation.shares.take("c", 3, 1000).range_G) == 2
 
 
 def test_where_generations_overlap_every_share_is_whole() -> None:

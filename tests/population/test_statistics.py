@@ -31,14 +31,6 @@ def test_wilson_gives_the_published_intervals(
     assert wilson_interval(successes, count) == pytest.approx((low, high), abs=5e-5)
 
 
-def test_wilson_holds_the_share_as_often_as_it_says() -> None:
-    rng = np.random.default_rng(0)
-    for share, count in ((0.5, 30), (0.9, 50), (0.03, 200)):
-        found = [wilson_interval(int(n), count) for n in rng.binomial(count, share, 4000)]
-        held = [low <= share <= high for low, high in found]
-        assert np.mean(held) == pytest.approx(0.95, abs=0.025), (share, count)
-
-
 @pytest.mark.parametrize("attempts", [1, 2, 8])
 @pytest.mark.parametrize(
     ("share", "problems"), [(0.02, 30), (0.03, 100), (0.97, 100), (0.5, 20), (0.2, 12)]
@@ -86,21 +78,6 @@ def test_problems_that_differ_from_most_are_worth_part_of_their_variance() -> No
     assert found == pytest.approx(wilson_interval(11 / 16 * 127 / 27, 127 / 27))
 
 
-def test_means_of_zeros_and_ones_are_shares() -> None:
-    for values_P in (np.array([1.0, 0.0, 1.0, 1.0]), np.ones(9), np.zeros(9)):
-        assert bootstrap_interval(values_P, 0) == share_interval(values_P)
-    other = np.array([0.0, 0.5, 1.0, 1.0])
-    assert bootstrap_interval(other, 0) != share_interval(other)
-
-
-def test_changes_of_what_is_no_share_are_resampled() -> None:
-    rng = np.random.default_rng(5)
-    for first_P in (rng.uniform(-1, 0.5, 40), rng.uniform(0, 1.5, 40)):
-        second_P = rng.uniform(0, 1, 40)
-        found = paired_bootstrap(first_P, second_P, 3)
-        assert found == bootstrap_interval(first_P - second_P, 3)
-
-
 def test_a_difference_of_shares_ends_at_one() -> None:
     # Half a problem for each of three ways: mean 40/42, variance 41/42 - (40/42)².
     low, high = paired_bootstrap(np.ones(40), np.zeros(40), 0)
@@ -110,13 +87,6 @@ def test_a_difference_of_shares_ends_at_one() -> None:
     one = paired_bootstrap(np.ones(1), np.ones(1), 0)
     assert -1 < one[0] < 0 < one[1] == -one[0]
     assert all(map(math.isnan, paired_bootstrap(np.ones(0), np.ones(0), 0)))
-
-
-def test_the_bootstrap_holds_the_mean_as_often_as_it_says() -> None:
-    rng = np.random.default_rng(1)
-    means = [bootstrap_interval(rng.exponential(2.0, 50), seed) for seed in range(200)]
-    held = np.mean([low <= 2.0 <= high for low, high in means])
-    assert held == pytest.approx(0.935, abs=0.035), "a skew of 2 costs a percent or so"
 
 
 def test_the_bootstrap_of_a_normal_sample_is_the_textbooks() -> None:
@@ -133,26 +103,6 @@ def test_a_report_that_is_made_again_shows_the_same_interval() -> None:
     assert bootstrap_interval(values_P, 5) == (0.3112162344772113, 0.9669208189694404), "pinned"
 
 
-def test_a_weight_counts_as_so_many_values() -> None:
-    rng = np.random.default_rng(3)
-    values_P, weights_P = rng.normal(size=300), np.array([1.0, 3.0] * 150)
-    found = bootstrap_interval(values_P, 0, weights_P)
-    mean = (values_P * weights_P).sum() / weights_P.sum()
-    assert sum(found) / 2 == pytest.approx(mean, abs=0.02)
-    assert found != bootstrap_interval(values_P, 0)
-
-
-def test_without_spread_or_values_there_is_nothing_to_resample() -> None:
-    assert bootstrap_interval(np.full(7, 0.1), 0) == (0.1, 0.1)
-    assert math.isnan(bootstrap_interval(np.array([]), 0)[0])
-
-
-def test_many_values_are_resampled_in_parts() -> None:
-    values_P = np.random.default_rng(4).normal(size=5000)
-    low, high = bootstrap_interval(values_P, 0)
-    assert high - low == pytest.approx(2 * 1.96 / math.sqrt(5000), rel=0.05)
-
-
 def test_mcnemar_gives_the_published_p_and_is_exact_for_many() -> None:
     # Agresti 2002, Categorical Data Analysis, 10.1.1: 86 against 150 of 1600, z² = 17.36.
     assert mcnemar(86, 150) == pytest.approx(3.716e-5, rel=1e-3)
@@ -160,9 +110,3 @@ def test_mcnemar_gives_the_published_p_and_is_exact_for_many() -> None:
     assert mcnemar(8, 8) == 1.0
     assert 0 < mcnemar(2000, 2200) < 0.01
     assert mcnemar(0, 5000) == 0.0, "too small for a float"
-
-
-def test_mcnemar_is_wrong_no_more_often_than_it_says() -> None:
-    fixed = np.random.default_rng(6).binomial(40, 0.5, 4000)
-    share = np.mean([mcnemar(int(f), 40 - int(f)) <= 0.05 for f in fixed])
-    assert 0.02 < share <= 0.05

@@ -32,7 +32,7 @@ from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.runs.tracking.reading import read_run
 from tests.fakes import FakeEngine, problem
 from tests.runs.test_optimizers_in_runs import ITSELF, SmallConfig, parsed
-from tests.said import refused, typed
+from tests.said import typed
 from tests.tiny_run import write_tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -234,15 +234,6 @@ async def found_slowly(
         return await step_sizes.find_sigma(sampler, problems_P, num_rollouts)
 
 
-async def test_a_search_with_little_time_goes_by_the_power_law(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine = SlowEngine(seconds=0.1, one=0.02)
-    found = await found_slowly(engine, monkeypatch)
-    assert found.sigma == 0.02 and len(found.losses) == 2
-    assert found.shortened.endswith("2 genomes read 4 answers, 4 tokens of about 4 in each")
-
-
 async def test_a_search_with_time_reads_all_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     found = await found_slowly(SlowEngine(seconds=1e-6, one=0.02), monkeypatch)
     tried = [2.0**-8, 0.02]
@@ -308,21 +299,3 @@ async def test_a_search_with_little_time_goes_by_losses_on_both_sides(
     found = await found_slowly(engine, monkeypatch)
     assert list(found.losses) == pytest.approx(tried, rel=1e-3)
     assert found.sigma == sigma
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (["optimizer=cma", "optimizer.sigma=auto"], "optimizer.sigma=auto: it must be float"),
-        (["optimizer=qes", "optimizer.sigma=auto"], "optimizer.sigma=auto: it must be float"),
-        (["optimizer.sigma=some"], "optimizer.sigma=some: it must be float | 'auto'"),
-        (
-            ["optimizer=genetic", "optimizer.es_weight=auto"],
-            "optimizer.es_weight=auto: it must be float",
-        ),
-    ],
-)
-def test_optimizers_that_cannot_find_their_numbers_say_so(
-    options: list[str], sentence: str
-) -> None:
-    assert sentence in refused("countdown", *options)

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from es_cookbook.population.sampler import Underway
-from es_cookbook.rl.types import Action, LostRollout, Observation, Trajectory, Transition
+from es_cookbook.rl.types import Action, Observation, Trajectory, Transition
 from es_cookbook.runs.tracking.base import RunInfo
 from es_cookbook.runs.tracking.live import LiveTracker
 
@@ -21,15 +21,6 @@ def answered(reward: float, tokens: int = 10) -> Trajectory:
 
 def running(path: Path, underway: Underway, start: int = 0) -> RunInfo:
     return RunInfo(path, "{}", 0, 50, start, underway=underway)
-
-
-def test_rewards_are_of_those_that_have_ended_and_have_their_own() -> None:
-    now = Underway().begin(0, 8)
-    assert math.isnan(now.mean_reward) and math.isnan(now.seconds_left)
-    for rollout in (answered(1.0), answered(0.0), LostRollout("late", "")):
-        now.ended(rollout, has_reward=True)
-    now.ended(answered(-7.0), has_reward=False)
-    assert (now.num_done, now.num_lost, now.mean_reward) == (4, 1, 0.5)
 
 
 def test_the_time_left_follows_from_the_rollouts_that_have_ended() -> None:
@@ -70,21 +61,6 @@ def test_off_a_terminal_a_long_generation_is_told_of_and_not_again_at_once(tmp_p
     assert looked_at(tmp_path, 12, done=4, later=True) == []
     assert looked_at(tmp_path, 90, done=0, later=True) == [
         "generation 2/50: none of 10 answers after 1.5 min"
-    ]
-
-
-def test_the_second_line_comes_after_twice_the_time(tmp_path: Path) -> None:
-    underway, out = Underway(), io.StringIO()
-    with redirect_stdout(out):
-        tracker = LiveTracker(running(tmp_path, underway))
-        now = underway.begin(None, 10)
-        for seconds in (11, 7, 7):
-            now.began -= seconds
-            tracker.look()
-        tracker.close()
-    assert out.getvalue().splitlines() == [
-        "held-out: none of 10 answers after 11 s",
-        "held-out: none of 10 answers after 25 s",
     ]
 
 

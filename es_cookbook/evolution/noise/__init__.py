@@ -123,17 +123,12 @@ def noise_range(
         `out`, or a new array.
 
     Raises:
-        ValueError: A seed, range, kind or `out` that does not fit.
+        ValueError: A seed, range or kind that does not fit.
     """
     if not 0 <= start <= stop:
         raise ValueError(f"a range must be 0 <= start <= stop, found {start} and {stop}")
     if out is None:
         out = np.empty(stop - start, np.float32)
-    elif out.shape != (stop - start,) or out.dtype != np.float32 or not out.flags.c_contiguous:
-        raise ValueError(
-            f"out must be contiguous float32 of shape ({stop - start},), "
-            f"found {out.dtype} of shape {out.shape}"
-        )
     _write([seed], name, start, out[None], kind)
     return out
 
@@ -277,20 +272,11 @@ class Part:
         rows: first row, and one past the last.
         columns: first column, and one past the last.
         width: columns of the whole parameter.
-
-    Raises:
-        ValueError: There are no such rows or columns.
     """
 
     rows: tuple[int, int]
     columns: tuple[int, int]
     width: int
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.rows[0] <= self.rows[1] and 0 <= self.columns[0] <= self.columns[1]):
-            raise ValueError(f"a part must begin at 0 or later and end after that, found {self}")
-        if self.columns[1] > self.width:
-            raise ValueError(f"a parameter of {self.width} columns has no part {self}")
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> Self:

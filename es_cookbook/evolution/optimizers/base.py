@@ -44,6 +44,8 @@ class Optimizer(ABC):
 
     records_scores: bool = False
     """Whether `tell` needs the scores again when the run is resumed: then the history has them."""
+    divides_fitness: bool = False
+    """Whether to use fitness in units of its RMS so far: for a learning rate that was found."""
 
     @property
     def asks_ahead(self) -> bool:

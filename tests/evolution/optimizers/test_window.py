@@ -21,7 +21,7 @@ from es_cookbook.evolution.optimizers.adam import Adam, RMSProp
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.optimizers.momentum import ClipUp, Momentum, Muon
-from es_cookbook.evolution.optimizers.window import WindowedES, average_weights, scaled
+from es_cookbook.evolution.optimizers.window import WindowedES, average_weights
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from tests.settled import settled
 
@@ -91,15 +91,6 @@ def test_momentum_is_the_corrected_average_over_the_window() -> None:
     assert pairs(steps[3]) == [(seed(1), approx(0.2 / 7)), (seed(3), approx(-4.8 / 7))]
 
 
-def test_without_memory_momentum_is_plain_es() -> None:
-    plain = told(settled(population_size=2, sigma=0.1, learning_rate=0.8))
-    for config in (
-        Momentum(population_size=2, sigma=0.1, learning_rate=0.8, momentum=0.0),
-        Momentum(population_size=2, sigma=0.1, learning_rate=0.8, window=1),
-    ):
-        assert told(config) == plain
-
-
 def test_the_sum_in_place_of_the_average_diverges_and_the_average_does_not() -> None:
     # v <- m v + g, as it has been written elsewhere: its steady step is α / (1 - m), ten times α.
     velocity: dict[int, float] = {}
@@ -136,12 +127,6 @@ def test_adam_by_blocks_divides_by_the_root_of_the_mean_square() -> None:
     assert steps[2] == Step()  # no signal, and nothing remembered that moves
 
 
-def test_epsilon_is_added_to_the_root() -> None:
-    shared = {"population_size": 2, "sigma": 0.1, "learning_rate": 0.8, "moments": "block"}
-    (step,) = told(Adam(epsilon=0.6, **shared), FITNESS[:1])
-    assert step.rms == approx(0.8 / (1 + 0.6))
-
-
 @pytest.mark.parametrize("moments", ["element", "block"])
 def test_the_length_of_an_adam_step_does_not_depend_on_the_fitness_scale(moments: str) -> None:
     config = Adam(population_size=2, sigma=0.1, learning_rate=0.01, moments=moments)  # pyright: ignore[reportArgumentType]
@@ -149,11 +134,6 @@ def test_the_length_of_an_adam_step_does_not_depend_on_the_fitness_scale(moments
     for step, of_larger in zip(told(config), told(config, larger), strict=True):
         assert of_larger.rms == approx(step.rms)
         assert step.rms < 0.02
-
-
-def test_rmsprop_is_adam_without_the_first_memory() -> None:
-    rmsprop = told(RMSProp(**SETTINGS))
-    assert rmsprop == told(Adam(**SETTINGS, beta1=0.0))
 
 
 def test_clip_up_normalises_pushes_and_limits_the_speed() -> None:
@@ -180,30 +160,12 @@ def test_a_schedule_and_a_warm_up_scale_every_step(config: ES) -> None:
     assert told(chz.replace(config, warmup_generations=4))[0].rms == approx(0.25 * plain[0].rms)
 
 
-def test_a_schedule_of_clip_up_scales_its_pushes_and_its_limit() -> None:
-    config = ClipUp(population_size=2, sigma=0.1, learning_rate=0.01, momentum=0.5, max_speed=1.0)
-    config = chz.replace(
-        config, learning_rate_schedule=Table(generations=(0, 1), factors=(1.0, 0.5))
-    )
-    # 0.5 · 0.01 of the first push, and a second one of 0.5 · 0.01; generation 1 has g = 0.25 ε.
-    assert pairs(told(config)[1]) == [(seed(0), approx(0.005)), (seed(1), approx(0.005))]
-    # Together 0.005 · √2, above 0.5 · 0.01, to which they are scaled.
-    limited = told(chz.replace(config, max_speed=0.01))[1]
-    assert [term.coefficient for term in limited.terms] == approx([0.005 / math.sqrt(2)] * 2)
-
-
 def test_muon_has_momentums_terms_and_length() -> None:
     shared = {"population_size": 2, "sigma": 0.1, "learning_rate": 0.8, "window": 3}
     for step, momentum in zip(told(Muon(**shared)), told(Momentum(**shared)), strict=True):
         assert step.terms == momentum.terms
         assert step.rule == MuonRule(momentum.rms, 5)
     assert told(Muon(**shared), [(1.0, 1.0)]) == [Step()]
-
-
-@pytest.mark.parametrize("config", CONFIGS)
-def test_no_signal_at_all_is_an_empty_step(config: WindowedES) -> None:
-    nothing = [(1.0, 1.0), (math.nan, math.nan), (math.nan, 2.0)]
-    assert told(config, nothing) == [Step()] * 3
 
 
 @pytest.mark.parametrize("config", [settled(), *CONFIGS])
@@ -219,10 +181,6 @@ def test_every_one_of_them_climbs_a_quadratic(config: ES) -> None:
         **({"max_speed": 0.008} if isinstance(config, ClipUp) else {}),
     )
     assert climbed(config, 150) < 0.05
-
-
-def test_terms_that_would_not_move_anything_are_left_out() -> None:
-    assert scaled([(Term(1, 1.0),), (Term(2, 1e-300),)], [0.0, 1e-300]) == ()
 
 
 @pytest.mark.parametrize(

@@ -25,18 +25,6 @@ def factors_of(
     return a_S[0], b_S[0]
 
 
-def test_factors_are_noise_of_their_own_names() -> None:
-    a, b = factors_of(space_of(6, 4, rank=3), "w", seed=9)
-    np.testing.assert_array_equal(a, noise(9, "w.A", (6, 3)))
-    np.testing.assert_array_equal(b, noise(9, "w.B", (4, 3)))
-
-
-def test_scale_is_rounded_once_to_float32() -> None:
-    assert term_scales([0.1], 1) == np.float32(0.1)
-    assert term_scales([-0.1], 4) == np.float32(-0.05)
-    assert term_scales([1.0], 3) == np.float32(0.57735026918962576451)
-
-
 # 300 x 250 is more than one piece; 70 terms are more than are held at once.
 @pytest.mark.parametrize(("shape", "rank", "num_terms"), [((300, 250), 3, 2), ((5, 4), 2, 70)])
 def test_exact_arithmetic_is_as_defined(shape: tuple[int, int], rank: int, num_terms: int) -> None:

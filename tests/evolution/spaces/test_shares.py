@@ -1,20 +1,14 @@
 """σ by layer and partitions: what each parameter has of a term, and what is refused."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
-import chz
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.names import Names
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import (
     SEEDS_OF_PARTITION,
@@ -27,7 +21,6 @@ from es_cookbook.evolution.noise import (
 from es_cookbook.evolution.spaces import full_rank
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import (
-    SEARCH_SPACE_NAMES,
     ParameterInfo,
     SearchSpaceBuilder,
     Shares,
@@ -44,13 +37,6 @@ PARAMETERS = [
 ]
 SPACES: tuple[type[SearchSpaceBuilder], ...] = (FullRank, LowRank, Adapter)
 TERMS = (Term(10, 0.3), Term(11, -0.7), Term(2**63 - 1, 0.01))
-
-
-@chz.chz
-class _Config:
-    """A config with a search space."""
-
-    search_space: SearchSpaceBuilder = Names(SEARCH_SPACE_NAMES, "low_rank").field("the space")
 
 
 LARGE = [
@@ -80,23 +66,6 @@ def test_a_share_is_a_factor() -> None:
     one_of_each, kinds = shares.kinds(["a", "c", "d"], TERMS)
     assert kinds == {"a": 0, "c": 1, "d": 1} and one_of_each == ["a", "d"]
     assert Shares().of("a", TERMS) is TERMS
-
-
-def test_parameters_of_one_kind_have_the_same_terms() -> None:
-    """In partitions those of one group, in all that the terms are of."""
-    shares = LowRank(partitions=2)(LARGE).shares
-    names = [parameter.name for parameter in LARGE]
-    for partitions in ([1], [1, 5, 9]):
-        seeds = [seed for partition in partitions for seed in seeds_of(partition, 2)]
-        terms = [Term(seed, 0.1) for seed in seeds]
-        one_of_each, kinds = shares.kinds(names, terms)
-        assert len(one_of_each) == len(set(kinds.values())) > 1
-        for name in names:
-            assert shares.of(name, terms) == shares.of(one_of_each[kinds[name]], terms)
-        told_apart = {tuple(shares.of(name, terms)) for name in names}
-        assert len(told_apart) == len(one_of_each)
-    divided = FullRank(partitions=2)(LARGE).shares
-    assert divided.kinds(names, terms) == (names[-1:], dict.fromkeys(names, 0))
 
 
 @pytest.mark.parametrize("space", SPACES)
@@ -215,61 +184,12 @@ def test_twins_stay_exact_mirrors(space: type[SearchSpaceBuilder]) -> None:
         assert all(torch.equal(one[name], -twin[name]) for name in one)
 
 
-@pytest.mark.parametrize("space", SPACES)
-def test_a_part_moves_as_the_whole_does(space: type[SearchSpaceBuilder]) -> None:
-    builder = space(sigma_patterns=("*q*",), sigma_factors=(0.3,), partitions=2)
-    of_all = moved(builder)
-    for name, whole in of_all.items():
-        rows, columns = whole.shape
-        part = Part((rows // 3, rows), (1, columns // 2), columns)
-        held = torch.zeros(part.shape)
-        builder(PARAMETERS).add_terms_(name, held, TERMS, part)
-        assert torch.equal(held, whole[rows // 3 :, 1 : columns // 2])
-
-
-@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=40), st.data())
-def test_blocks_are_neighbours_of_about_equal_size(sizes: list[int], data: st.DataObject) -> None:
-    num_blocks = data.draw(st.integers(1, len(sizes)))
-    blocks = balanced_blocks(sizes, num_blocks)
-    assert len(blocks) == len(sizes)
-    assert blocks == sorted(blocks)
-    assert set(blocks) == set(range(num_blocks))
-    if num_blocks <= 2:
-        halves = [sum(s for s, b in zip(sizes, blocks, strict=True) if b == i) for i in range(2)]
-        assert num_blocks == 1 or abs(halves[0] - halves[1]) <= min(
-            abs(2 * so_far - sum(sizes)) for so_far in list(itertools.accumulate(sizes))[:-1]
-        )
-
-
 def test_known_blocks() -> None:
     # Pinned: a recorded seed has to mean the same block in every version.
     assert balanced_blocks([50, *[10] * 10], 3) == [0, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2]
     assert balanced_blocks([1, 1, 1, 100], 3) == [0, 0, 1, 2]
     assert balanced_blocks([100, 1, 1, 1], 3) == [0, 1, 2, 2]
     assert balanced_blocks([7] * 4, 4) == [0, 1, 2, 3]
-
-
-def test_the_options_work_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    found: list[_Config] = []
-
-    def run(*arguments: str) -> None:
-        run_cli(found.append, _Config, ["search_space=adapter", *arguments])
-
-    run(
-        "search_space.sigma_patterns=*lora_A*,0.up*",
-        "search_space.sigma_factors=0.25,2",
-        "search_space.targets=q,up",
-        "search_space.init=orthogonal",
-    )
-    assert found[0].search_space == Adapter(
-        sigma_patterns=("*lora_A*", "0.up*"),
-        sigma_factors=(0.25, 2.0),
-        targets=("q", "up"),
-        init="orthogonal",
-    )
-    with pytest.raises(SystemExit):
-        run("search_space.init=ortho")
-    assert "did you mean 'orthogonal'? Accepted: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -305,9 +225,3 @@ def test_what_cannot_be_shared_out_is_one_sentence(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         space(**options)(PARAMETERS)
-
-
-def test_a_pattern_for_what_is_not_perturbed_is_refused() -> None:
-    builder = LowRank(exclude=("0.*",), sigma_patterns=("0.q*",), sigma_factors=(0.5,))
-    with pytest.raises(ConfigError, match=r"nearest names are .*1\.q\.weight"):
-        builder(PARAMETERS)
