@@ -7,25 +7,20 @@ kernel everywhere.
 import os
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anyio
 import chz
 import pytest
 
-from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import run as run_config
-from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.limits import largest_file
 from tests.plugins.branches.test_fork import config, files, same_run
-from tests.said import after_start
 from tests.tiny_run import TinyConfig
 
 ROOT = Path(__file__).parents[1]
@@ -97,40 +92,6 @@ def test_a_full_disk_stops_a_run_at_any_file_and_it_goes_on_when_there_is_room(
     assert written == hit
 
 
-def test_a_full_disk_refuses_to_resume_and_changes_nothing(disk: Path, unbroken: Path) -> None:
-    run = disk / "run"
-    run_config(config(run, num_generations=5))
-    (run / "history.jsonl").write_bytes((run / "history.jsonl").read_bytes()[:-1])
-    before = files(run)
-    for free_pages in (0, 1):
-        fill(disk, free_pages)
-        sentence = stopped(run, behavior_if_log_dir_exists="resume")
-        name = ("lock", "config.json")[free_pages]
-        assert sentence.startswith(f"cannot write {run / name}: No space left on device; free")
-        assert files(run).keys() == before.keys()
-        (disk / "ballast").unlink()
-    run_config(config(run, num_generations=40, behavior_if_log_dir_exists="resume"))
-    same_run(run, unbroken)
-
-
-def test_the_command_says_it_in_one_sentence(
-    disk: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fill(disk, 5)
-    options = [
-        f"log_path={disk / 'run'}",
-        f"model_name={ROOT / 'tests/data/base'}",
-        "engine=tests.fakes:FakeEngineBuilder",
-        "trackers=JsonlTrackerBuilder",
-        "num_generations=1000",
-    ]
-    with pytest.raises(SystemExit) as stopped:
-        run_cli(run_config, TinyConfig, options)
-    said = after_start(capsys.readouterr().err)
-    assert (stopped.value.code, said.count("\n")) == (1, 1), said
-    assert "No space left on device; free at least" in said
-
-
 def test_a_disk_that_became_read_only_is_named_and_what_is_there_can_be_read(disk: Path) -> None:
     run = disk / "run"
     run_config(config(run, num_generations=3))
@@ -144,14 +105,6 @@ def test_a_disk_that_became_read_only_is_named_and_what_is_there_can_be_read(dis
     )
     assert len(list(read_history(run / "history.jsonl"))) == 3
     assert files(run) == before
-
-
-def test_a_directory_that_nobody_can_write_is_refused_before_a_model_is_loaded() -> None:
-    if not Path("/proc/self").exists():
-        pytest.skip("/proc is Linux's, and this is another system")
-    assert stopped(Path("/proc/run")).startswith(
-        "log_path /proc/run cannot be used as a directory: No such file or directory"
-    )
 
 
 CASES = {"config.json": 700, "rollouts.jsonl": 2_500, "history.jsonl": 6_000}
@@ -191,28 +144,3 @@ def test_a_limit_on_file_sizes_stops_a_run_wherever_it_hits_and_it_goes_on_witho
         run_config(limited_config(run, file_name))
         same_run(run, tmp_path / "whole")
         assert (run / "history.jsonl").read_bytes().startswith(history)
-
-
-def test_a_slow_disk_makes_a_run_slow_and_nothing_else(
-    tmp_path: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.fsync
-    waits = [0]
-
-    def slow(descriptor: int) -> None:
-        waits[0] += 1
-        time.sleep(0.005)
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", slow)
-    made = config(tmp_path / "run", num_generations=40)
-
-    async def cancelled() -> None:
-        with anyio.move_on_after(0.4):
-            await train(made)
-
-    anyio.run(cancelled)
-    recorded = len(list(read_history(tmp_path / "run/history.jsonl")))
-    assert 0 < recorded < 40 and waits[0] >= recorded
-    run_config(chz.replace(made, behavior_if_log_dir_exists="resume"))
-    same_run(tmp_path / "run", unbroken)

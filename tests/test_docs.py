@@ -2,7 +2,6 @@
 
 import json
 import re
-import runpy
 import subprocess
 import sys
 import tomllib
@@ -25,10 +24,6 @@ PACKAGE = ROOT / "es_cookbook"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONSTRAINTS = (ROOT / "constraints.txt").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-
-
-def test_the_readme_is_at_most_150_lines() -> None:
-    assert len(README.splitlines()) <= 150
 
 
 @pytest.mark.slow
@@ -68,18 +63,6 @@ def test_the_counts_of_models_are_those_of_the_table() -> None:
     measured = {row["name"]: row["value"] for row in results}
     assert (measured["right"], measured["refused with a sentence"]) == (right, refused)
     assert len(page.splitlines()) <= 200
-
-
-def test_the_page_of_models_shows_how_to_see_a_path(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    script = tmp_path / "example.py"
-    script.write_text(example, encoding="utf-8")
-    runpy.run_path(str(script))
-    (said,) = re.findall(r"print\(path\)  # (.*)", example)
-    assert capsys.readouterr().out == f"{said}\n"
 
 
 @pytest.mark.anyio

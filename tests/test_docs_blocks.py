@@ -113,20 +113,6 @@ def test_no_page_has_a_block_that_nothing_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        ("", "generation 1/50  reward 0.431\n"),
-        ("sh", "es-cookbook countdown not-on-the-page=1\n"),
-        ("console", "$ rm notes\n"),
-        ("indented", "    python -m benchmarks.main_job\n    rm notes\n"),
-        ("javascript", "1 + 1\n"),
-    ],
-)
-def test_the_rule_finds_what_nothing_runs(kind: str, text: str) -> None:
-    assert why_not_run(Block("benchmarks/README.md", 1, kind, text))
-
-
-@pytest.mark.parametrize(
     "block", [block for block in BLOCKS if block.kind in ("json", "yaml")], ids=str
 )
 def test_a_block_of_data_can_be_read(block: Block) -> None:

@@ -1,21 +1,17 @@
 """The site builds without a warning or a network, and its pages say what the code does."""
 
 import ast
-import doctest
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
-import chz
 import pytest
 
-from docs import pages as docs_pages
-from docs.pages import GENERATED, PAGES, about, classes, commands, filled, llms, table_of
-from es_cookbook.__main__ import COMMANDS, RECIPES
+from docs.pages import PAGES, llms
+from es_cookbook.__main__ import RECIPES
 from es_cookbook.cli.options import recipe_config
-from es_cookbook.runs.config import Config
 from tests.test_house import ROOT, TREES
 
 FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
@@ -72,19 +68,6 @@ def test_the_site_builds_without_warnings_and_asks_nobody(tmp_path: Path) -> Non
     assert any("copybutton.js" in address for address in fetched_by(optimizers))
 
 
-@pytest.mark.parametrize(
-    ("page", "found"),
-    [
-        ('<script src="https://cdn.example/a.js">', True),
-        ('<link rel="stylesheet" href="//fonts.example/b.css">', True),
-        ('<img src="../_images/loop.svg">', False),
-        ('<a href="https://arxiv.org">', False),
-    ],
-)
-def test_the_search_finds_what_is_remote(page: str, found: bool) -> None:
-    assert any(map(is_remote, fetched_by(page))) is found
-
-
 def test_the_list_of_pages_has_every_page_of_the_site_and_no_other() -> None:
     listed = re.findall(r"^- \[.*?\]\((.*?)\.html\): \S", llms(), flags=re.MULTILINE)
     recipes = (ROOT / "es_cookbook").glob("*/*/README.md")
@@ -92,50 +75,6 @@ def test_the_list_of_pages_has_every_page_of_the_site_and_no_other() -> None:
     pages = [*PAGES, *recipes, *roots, ROOT / "benchmarks/README.md"]
     expected = {page.relative_to(ROOT).with_suffix("").as_posix() for page in pages}
     assert sorted(listed) == sorted(expected - {"docs/index"})
-
-
-def test_no_page_has_a_directive_that_a_code_host_shows_as_code() -> None:
-    found = {page.name for page in PAGES if "```{" in page.read_text(encoding="utf-8")}
-    assert found == {"index.md"}  # Its contents are the site's.
-
-
-def test_a_page_is_filled_from_the_code() -> None:
-    page = (ROOT / "docs/builders/config.md").read_text(encoding="utf-8")
-    assert GENERATED.search(page) and "| `seed` |" not in page
-    assert "| `seed` | `int` | `0` |" in filled(page)
-    assert GENERATED.search(filled(page)) is None
-
-
-def test_a_table_has_a_row_for_every_field() -> None:
-    table = table_of(Config)
-    assert re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE) == list(chz.chz_fields(Config))
-    assert "| `engine` | `torch`, `ray`, `vllm` | `torch` | where genomes run |" in table
-    assert "| `model_name` | `str` | required |" in table
-    assert "| `turn_timeout` | `float \\| None` | `None` |" in table
-
-
-def test_a_part_is_shown_with_its_docstring_and_name() -> None:
-    text = about("es_cookbook.evolution.optimizers.es:ES")
-    assert text.startswith("Evolution strategies (Salimans et al. 2017).")
-    assert "In Python: `from es_cookbook import ES`" in text
-    assert "| `sigma` | `float \\| 'auto'` | `auto` | standard deviation of the perturb" in text
-
-
-def test_a_class_is_shown_with_its_fields_and_methods() -> None:
-    text = classes("es_cookbook.rl.types:Env", "es_cookbook.evolution.genome:Genome")
-    assert "**`async step(action: Action) -> StepResult`** (to be implemented)" in text
-    assert "terms: tuple[Term, ...] = ()" in text
-
-
-def test_every_command_has_its_section() -> None:
-    text = commands()
-    assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == list(COMMANDS)
-    assert "| `rank` |" in text.partition("## export")[2].partition("## compare")[0]
-
-
-def test_the_examples_of_the_generator_run() -> None:
-    failed, tried = doctest.testmod(docs_pages)
-    assert (failed, tried > 0) == (0, True)
 
 
 def strings_of_the_package() -> str:

@@ -45,9 +45,3 @@ def test_the_loop_by_hand_is_what_a_run_does(tmp_path: Path) -> None:
     measured = {name: value for name, value in result.last.items() if name.startswith("test/")}
     assert measured == {name: by_hand[name] for name in measured}
     assert result.first["test/reward/mean"] != result.last["test/reward/mean"] > 0
-
-
-def test_its_body_is_ten_lines() -> None:
-    """Ask, roll out, score, tell, apply, and what they need."""
-    (body,) = re.findall(r"        asked = .*?apply\(step\)\n", PAGE, flags=re.DOTALL)
-    assert len(body.splitlines()) <= 10

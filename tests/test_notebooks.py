@@ -12,6 +12,7 @@ import pytest
 from jupyter_client.provisioning import local_provisioner
 from nbclient import NotebookClient
 
+from tests.families import sampled
 from tests.programs import Programs
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +64,7 @@ class Kernel(psutil.Process):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sampled(NOTEBOOKS, 2), ids=lambda path: path.name)
 def test_a_notebook_runs_on_a_cpu(
     path: Path, tmp_path: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,20 +91,6 @@ def shown(pattern: str) -> set[tuple[str, str]]:
     }
 
 
-def test_every_command_that_a_document_shows_exists() -> None:
-    commands = shown(r"(?:python -m es_cookbook|es-cookbook) ([a-z_]+)\b(?= [\w.]+=| --help|`)")
-    assert len({name for _, name in commands}) > 5, "the search finds them"
-    assert {(path, name) for path, name in commands if name not in {*COMMANDS, *RECIPES}} == set()
-
-
-def test_every_module_that_a_document_runs_has_a_command_line() -> None:
-    modules = shown(r"python -m (es_cookbook\.[\w.]*\w)")
-    assert len({name for _, name in modules}) >= 4, "the search finds them"
-    for _, name in modules:
-        source = Path(str(importlib.import_module(name).__file__)).read_text(encoding="utf-8")
-        assert source.count('\nif __name__ == "__main__":\n    ') == 1, name
-
-
 def test_every_path_into_the_package_that_a_document_shows_exists() -> None:
     paths = shown(r"\bes_cookbook(?:\.[a-zA-Z_]\w*)+")
     assert len(paths) > 20, "the search finds them"

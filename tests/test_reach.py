@@ -60,31 +60,6 @@ def test_the_lock_is_of_this_pyproject() -> None:
     assert LOCK["manifest"]["overrides"][0]["specifier"] in override
 
 
-def test_the_lock_has_the_versions_of_the_tests() -> None:
-    """For what pyproject.toml names; the rest differs with vLLM's build."""
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = {normal(name): version for name, _, version in (each.partition("==") for each in lines)}
-    required = {each["name"] for each in locked("es-cookbook")["metadata"]["requires-dist"]}
-    assert len(required & pins.keys()) > 40
-    assert {
-        each["name"]: each["version"]
-        for each in LOCK["package"]
-        if each["name"] in required & pins.keys() and each["version"] != pins[each["name"]]
-    } == {}
-
-
-def test_the_lock_knows_no_index_but_the_public_one() -> None:
-    sources = [each["source"] for each in LOCK["package"] if each["name"] != "es-cookbook"]
-    assert all(source == {"registry": "https://pypi.org/simple"} for source in sources)
-
-
-def test_vllm_for_gpus_can_be_installed_under_the_constraints() -> None:
-    """0.32 wants a version of apache-tvm-ffi of its own, and a pin of another forbade it."""
-    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-    wanted = locked("apache-tvm-ffi")["version"]
-    assert re.findall(r"^apache-tvm-ffi==(.*)$", constraints, flags=re.MULTILINE) in ([], [wanted])
-
-
 # --- images --------------------------------------------------------------------------------------
 
 
@@ -96,17 +71,6 @@ def instructions(dockerfile: str) -> list[tuple[str, str]]:
 
 
 DOCKERFILE = instructions((ROOT / "Dockerfile").read_text(encoding="utf-8"))
-KNOWN = {"FROM", "RUN", "COPY", "WORKDIR", "ENV", "ENTRYPOINT", "CMD"}
-
-
-def test_the_dockerfile_has_a_stage_for_cpus_and_ends_with_that_for_gpus() -> None:
-    assert {name for name, _ in DOCKERFILE} == KNOWN
-    stages = [value.split(" AS ") for name, value in DOCKERFILE if name == "FROM"]
-    names = [name for _, name in stages]
-    assert names == ["base", "cpu", "cuda"]
-    assert all(base in names[:i] for i, (base, _) in enumerate(stages) if i)
-    assert {value for name, value in DOCKERFILE if name == "ENTRYPOINT"} == {'["es-cookbook"]'}
-    assert "es-cookbook" in PROJECT["scripts"]
 
 
 def is_ignored(path: str) -> bool:
@@ -200,13 +164,6 @@ def test_a_cluster_has_as_many_gpus_as_its_run_has_engines(cluster: Any) -> None
     assert "behavior_if_log_dir_exists=resume" in command
 
 
-@pytest.mark.parametrize("cluster", [slurm, skypilot])
-def test_a_shell_can_read_the_script_of_a_cluster(cluster: Any) -> None:
-    *_, script = cluster()
-    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 # --- workflows, forms, citation ------------------------------------------------------------------
 
 
@@ -230,10 +187,6 @@ def test_what_a_workflow_runs_is_there(workflow: Path) -> None:
         assert all((ROOT / script).exists() for script in re.findall(r"^\.\S+", run))
 
 
-def test_every_workflow_is_known() -> None:
-    assert [path.stem for path in WORKFLOWS] == ["ci", "docs", "release"]
-
-
 def test_the_site_that_is_published_is_what_make_docs_builds() -> None:
     (path,) = [
         step["with"]["path"]
@@ -248,25 +201,6 @@ def test_a_release_is_checked_before_it_is_published() -> None:
     text = "\n".join(step.get("run", "") for step in jobs["build"]["steps"])
     assert all(each in text for each in ("__version__", "twine check --strict", "pip check"))
     assert jobs["publish"]["needs"] == "build"
-
-
-@pytest.mark.parametrize("name", ["bug", "recipe"])
-def test_a_form_asks_for_something_and_names_what_is_there(name: str) -> None:
-    text = (ROOT / f".github/ISSUE_TEMPLATE/{name}.yml").read_text(encoding="utf-8")
-    body = yaml.safe_load(text)["body"]
-    ids = [each["id"] for each in body if each["type"] != "markdown"]
-    assert len(ids) == len(set(ids)) >= 3
-    assert any(each.get("validations", {}).get("required") for each in body)
-    template = (ROOT / ".github/pull_request_template.md").read_text(encoding="utf-8")
-    files = re.findall(r"\b[\w/]+\.md\b", text + template)
-    assert files and all((ROOT / each).exists() for each in files)
-
-
-def test_dependabot_looks_at_what_is_there() -> None:
-    updates = yaml.safe_load((ROOT / ".github/dependabot.yml").read_text("utf-8"))["updates"]
-    read = {"uv": "uv.lock", "docker": "Dockerfile", "github-actions": ".github/workflows"}
-    assert {each["package-ecosystem"] for each in updates} == read.keys()
-    assert all((ROOT / each).exists() for each in read.values())
 
 
 def test_the_citation_is_of_this_version() -> None:

@@ -3,7 +3,6 @@
 `python -m benchmarks.soak` is the long one: 20,000 generations and 100 runs.
 """
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -45,13 +44,3 @@ def test_runs_one_after_the_other_leave_nothing_behind(directory: Path) -> None:
     assert soak.grown(samples, "threads") <= 0
     # An engine that is kept, or its model, is tens of thousands.
     assert soak.grown(samples, "objects") < 1_000
-
-
-def test_growth_is_from_the_second_quarter_to_the_last() -> None:
-    flat = soak.Sample(
-        0, memory=100, objects=0, threads=1, handles=0, children=0, files=0, processor=0
-    )
-    memory = [900, 500, 100, 100, 120, 110, 130, 120]
-    samples = [dataclasses.replace(flat, at=i, memory=m) for i, m in enumerate(memory)]
-    assert soak.grown(samples, "memory") == 30
-    assert soak.grown(samples, "threads") == 0

@@ -8,7 +8,6 @@ import errno
 import json
 import os
 import re
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -365,16 +364,3 @@ def test_a_run_that_this_user_may_not_read_is_refused_in_a_sentence(
         done = typed(*words)
         assert done.returncode == 1, words
         assert one_sentence(done.stderr).startswith(f"{run} cannot be read: Permission denied")
-
-
-def test_what_is_said_to_go_on_can_be_typed_whatever_the_directory_is_called(
-    trained: Path, tmp_path: Path
-) -> None:
-    run, fork = tmp_path / "it's my run", tmp_path / "a fork"
-    shutil.copytree(trained / "scripted", run)
-    rewound = typed("rewind", f"log_path={run}", "generation=1")
-    trust = f"trust={trained}/life_script.py,tests"
-    forked = typed("fork", f"log_path={run}", "generation=1", f"output={fork}", trust)
-    for done, options in ((rewound, [f"log_path={run}"]), (forked, [f"log_path={fork}", trust])):
-        shown = shlex.split(done.stdout.strip().rpartition(": ")[2])
-        assert shown[-len(options) - 1 :] == ["resume", *options]

@@ -40,14 +40,6 @@ def line_of_the_page() -> list[str]:
     return [option for option in options if not option.startswith("model_name=")]
 
 
-def test_the_way_in_is_at_most_fifteen_lines() -> None:
-    """The row, the function and the command, as the page has them."""
-    part = PAGE.partition("## A prompt and a score")[2].partition("In Python the same")[0]
-    blocks = re.findall(r"```\w*\n(.*?)```", part, flags=re.DOTALL)
-    assert len(blocks) == 3
-    assert sum(len(block.strip().splitlines()) for block in blocks) <= 15
-
-
 def test_a_new_task_runs_and_its_directory_is_enough_to_go_on_and_play(here: Path) -> None:
     done = typed("train", *line_of_the_page(), "model_name=model", *SMALL)
     assert done.returncode == 0, done.stderr
@@ -147,8 +139,3 @@ def test_recipes_and_rows_are_mixed_by_name(here: Path) -> None:
 def test_what_is_mixed_wrongly_is_one_sentence(options: str, said: str) -> None:
     given = [f"dataset.{option}" for option in options.split()]
     assert said in refused("train", "model_name=model", "dataset=mixture", *given)
-
-
-def test_what_is_missing_is_named(here: Path) -> None:
-    said = refused("train", "model_name=model", "data=rows.jsonl")
-    assert "missing dataset.reward=..." in said

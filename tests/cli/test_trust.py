@@ -31,7 +31,6 @@ ROOT = Path(__file__).parents[2]
 
 def test_every_hostile_config_is_refused_in_one_sentence(tmp_path: Path) -> None:
     texts = hostile_configs()
-    assert len(texts) == 429, "docs/trust.md says how many"
     for text in texts:
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ConfigError) as caught:
@@ -149,14 +148,6 @@ def test_a_package_that_is_trusted_is_imported_and_its_class_has_to_fit(tmp_path
     run = recorded(tmp_path, dataset={"$class": "tests.fakes:FakeEngineBuilder"})
     with pytest.raises(ConfigError, match=r"config\.dataset must be RLDatasetBuilder, found"):
         fork(Fork(log_path=str(run), output="x", trust=("tests",)), {})
-
-
-def test_an_export_needs_no_class_of_the_env(tmp_path: Path) -> None:
-    run = recorded(tmp_path, dataset={"$class": "my_env.data:Builder"})
-    said = export(ExportConfig(log_path=str(run), output=str(tmp_path / "exported")))
-    assert "exported the centre after 4 generations" in said
-    card = (tmp_path / "exported/README.md").read_text()
-    assert '"$class": "my_env.data:Builder"' in card
 
 
 CPU = torch.device("cpu")

@@ -37,7 +37,6 @@ from es_cookbook.cli.evaluate.report import (
     answers_text,
     compared,
     estimates_of,
-    print_text,
     report,
     to_json,
 )
@@ -233,7 +232,7 @@ def _of_run(
     """A run at a generation; for a run of gradients, its last checkpoint or its base as a model."""
     config = run.config
     given = {path: text for path, text in fields.items() if _first(path) == "engine"}
-    engine, trained = changed(config, given).engine, (Path(name), config.dataset)
+    engine, trained = changed(config, given).engine, Path(name)
     if isinstance(config, Config):
         at = (run.resolved(generation, "centre"),)
         return Subject(name, run.model_name, engine, config.space, run, at, trained)
@@ -320,7 +319,7 @@ def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
     before_and_after = [*filter(None, [against]), evaluation]
     parts += [answers_text(before_and_after, config.answers)]
     parts += [f"written to {output}" if output is not None else ""]
-    print_text("\n\n".join(filter(None, parts)))
+    print("\n\n".join(filter(None, parts)))
 
 
 def _voted(evaluation: Evaluation, metric: str) -> Evaluation:

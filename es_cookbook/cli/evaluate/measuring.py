@@ -3,7 +3,6 @@
 A run is only read and may be in progress. Two generations of one run share an engine.
 """
 
-import contextlib
 import dataclasses
 import itertools
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -15,7 +14,7 @@ import anyio
 import chz
 
 from es_cookbook.cli.options import RunOrModel
-from es_cookbook.common.errors import ConfigError, ESCookbookError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import Engine, EngineBuilder, Target
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
@@ -24,11 +23,9 @@ from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.evaluate import attempt, summary
 from es_cookbook.population.results import Results, check_same_problems, problem_names, results_of
 from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_attempted
-from es_cookbook.rl.problem_env import TrainedOn
 from es_cookbook.rl.types import (
     EnvGroupBuilder,
     LostRollout,
-    RLDatasetBuilder,
     Trajectory,
     TrajectoryGroup,
 )
@@ -46,7 +43,7 @@ class Subject:
         name: the model's name or the run directory, as it was given.
         run: None for a model.
         generations: at which it is evaluated; (0,) for a model.
-        trained: directory and data set of the run that trained it; None if unknown.
+        trained: directory of the run that trained it; None if unknown.
         voters: number of a generation's best genomes that answer in place of the centre; 0: none.
     """
 
@@ -56,7 +53,7 @@ class Subject:
     search_space: SearchSpaceBuilder
     run: RecordedRun | None = None
     generations: Sequence[int] = (0,)
-    trained: tuple[Path, RLDatasetBuilder] | None = None
+    trained: Path | None = None
     voters: int = 0
 
 
@@ -216,7 +213,7 @@ async def _evaluation(
         model=await _identity(subject, generation, engine),
         metrics=summary(groups_P, len(groups_P[0].trajectories_G_K[0])),
         results=results_of(problems_P, groups_P),
-        trained_on=await trained_on(subject, generation, engine, problems_P),
+        trained_on=trained_on(subject, generation, problems_P),
         answers_P=[_said_last(group.trajectories_G_K[0][0]) for group in groups_P],
         voters=subject.voters,
     )
@@ -236,19 +233,13 @@ def _said_last(trajectory: Trajectory | LostRollout) -> str:
     return "" if isinstance(trajectory, LostRollout) else trajectory.transitions[-1].action.text
 
 
-async def trained_on(
-    subject: Subject, generation: int, engine: Engine, problems_P: Sequence[EnvGroupBuilder]
+def trained_on(
+    subject: Subject, generation: int, problems_P: Sequence[EnvGroupBuilder]
 ) -> int | None:
     """Number of problems that a run may have trained on by this generation; None if unknown."""
     if subject.trained is None or (subject.run is not None and generation == 0):
         return None if subject.trained is None else 0
-    log_path, dataset = subject.trained
-    known = read_trained_on(log_path)
-    fork = subject.run and subject.run.header and subject.run.header.fork
-    if known is None and not (fork and fork.generation):
-        with contextlib.suppress(ESCookbookError):  # Its rows need not be here any more.
-            train = (await dataset(engine.tokenizer)).train
-            known = TrainedOn.of(problem.digests for problem in train.training_problems)
+    known = read_trained_on(subject.trained)
     return known and known.overlap(problem.digests for problem in problems_P)
 
 

@@ -4,11 +4,9 @@ import dataclasses
 import json
 import math
 import platform
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from io import TextIOWrapper
 
 import es_cookbook
 from es_cookbook.cli.evaluate.measuring import Evaluation, Setting
@@ -21,8 +19,6 @@ from es_cookbook.runs.tracking.jsonl import finite
 
 _WIDTH = 80
 _NAME = 20
-_MOST_TAGS = 40
-"""Tags in the table; the file has all."""
 FORMAT = "es_cookbook evaluation 1"
 _PACKAGES = ("numpy", "torch", "transformers")
 
@@ -44,13 +40,6 @@ def compared(first: Results, second: Results, seed: int) -> list[Comparison]:
     """Compare every metric that both have."""
     both = [metric for metric in first.metrics if metric in second.metrics]
     return [compare(first, second, metric, seed) for metric in both]
-
-
-def print_text(text: str) -> None:
-    """Print a text, with escapes for characters that the terminal cannot encode."""
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-    print(text)
 
 
 def report(
@@ -138,36 +127,22 @@ def _place(name: str, metric: str) -> tuple[bool, bool, bool]:
 
 
 def _row(name: str, estimate: Estimate, count: str = "") -> str:
-    value, low, high, share = estimate.value, estimate.low, estimate.high, estimate.is_share
-    decimals = _decimals(value, low, high)
-    left = f"{_cut(name)}{_number(value, share, decimals):>10}   "
-    interval = _interval(low, high, share, decimals)
+    left = f"{_cut(name)}{_number(estimate.value, estimate.is_share):>10}   "
+    interval = _interval(estimate.low, estimate.high, estimate.is_share)
     return f"{left}{interval:<22}{estimate.method:<10}{count:>8}".rstrip()
 
 
 def _by_tag(estimates: Mapping[str, Estimate], metric: str) -> str:
-    lines = [
-        f"{_cut(f'{metric}, by tag')}{'mean':>10}   {'95 % interval':<32}{'problems':>8}",
-        *(
-            _row(tag, estimate, str(estimate.problems))
-            for tag, estimate in list(estimates.items())[:_MOST_TAGS]
-        ),
-    ]
-    if (more := len(estimates) - _MOST_TAGS) > 0:
-        lines.append(f"and {plural(more, 'tag')} more, which output=FILE.json has")
+    lines = [f"{_cut(f'{metric}, by tag')}{'mean':>10}   {'95 % interval':<32}{'problems':>8}"]
+    lines += [_row(tag, each, str(each.problems)) for tag, each in estimates.items()]
     return "\n".join(lines)
 
 
 def _lost(lost: Mapping[str, int], num_rollouts: int) -> str:
-    """Number of lost rollouts, by reason."""
+    """Number of lost rollouts, and the most frequent reasons."""
     lines = [f"lost: {sum(lost.values())} of {plural(num_rollouts, 'rollout')}, left out above"]
-    most = sorted(lost.items(), key=lambda item: -item[1])
-    lines += [
-        textwrap.indent(_wrapped(f"{number} x {reason:.300}", _WIDTH - 2), "  ")
-        for reason, number in most[:5]
-    ]
-    if len(most) > 5:
-        lines.append(f"  and {plural(len(most) - 5, 'other reason')}")
+    most = sorted(lost.items(), key=lambda item: -item[1])[:5]
+    lines += [_wrapped(f"{number} x {reason:.300}", indent="  ") for reason, number in most]
     return "\n".join(lines)
 
 
@@ -193,10 +168,10 @@ def _comparison(title: str, comparisons: Sequence[Comparison], metric: str, atte
 
 def compared_line(found: Comparison) -> str:
     """A line of the table of comparisons."""
-    share, decimals = found.is_share, _decimals(found.first, found.second)
-    numbers = [_number(value, share, decimals) for value in (found.first, found.second)]
-    numbers.append(_number(found.difference, share, decimals, signed=True))
-    interval = _interval(found.low, found.high, share, decimals, signed=True)
+    share = found.is_share
+    numbers = [_number(value, share) for value in (found.first, found.second)]
+    numbers.append(_number(found.difference, share, signed=True))
+    interval = _interval(found.low, found.high, share, signed=True)
     return f"{_cut(found.metric)}{''.join(f'{n:>11}' for n in numbers)}   {interval}"
 
 
@@ -210,52 +185,44 @@ def _notes(estimates: Mapping[str, Estimate], comparisons: Sequence[Comparison])
             "report it."
         )
     problems = max((estimate.problems for estimate in estimates.values()), default=0)
-    bootstrapped = [name for name, each in estimates.items() if each.method == "bootstrap"]
-    if problems < FEW and (bootstrapped or comparisons):
+    is_bootstrapped = any(estimate.method == "bootstrap" for estimate in estimates.values())
+    if problems < FEW and (is_bootstrapped or comparisons):
         notes.append(
             f"{plural(problems, 'problem')} are few: intervals by bootstrap are too narrow."
-        )
-    alike = [name for name in bootstrapped if estimates[name].low == estimates[name].high]
-    alike += [f"the difference in {each.metric}" for each in comparisons if each.low == each.high]
-    if alike:
-        notes.append(
-            f"{', '.join(alike)}: the same for every problem, so a bootstrap cannot tell how "
-            "uncertain it is."
         )
     return "\n".join(map(_wrapped, notes))
 
 
-def _number(value: float, is_share: bool, decimals: int, signed: bool = False) -> str:
+def _number(value: float, is_share: bool, signed: bool = False) -> str:
     """A value; shares in percent, differences of shares in percentage points."""
     if not math.isfinite(value):
         return "unknown"
-    return _digits(value, is_share, decimals, signed) + (" %" if is_share and not signed else "")
+    sign = "+" if signed else ""
+    if is_share:
+        return f"{100 * value:{sign}.1f}" + ("" if signed else " %")
+    return f"{value:{sign}.4g}"
 
 
-def _interval(low: float, high: float, is_share: bool, decimals: int, signed: bool = False) -> str:
+def _interval(low: float, high: float, is_share: bool, signed: bool = False) -> str:
     if not math.isfinite(low):
         return "unknown"
-    ends = (_digits(end, is_share, decimals, signed) for end in (low, high))
-    return " to ".join(ends) + is_share * (" points" if signed else " %")
-
-
-def _digits(value: float, is_share: bool, decimals: int, signed: bool) -> str:
-    sign = "+" if signed else ""
-    return f"{100 * value:{sign}.1f}" if is_share else f"{value:{sign}.{decimals}f}"
-
-
-def _decimals(*values: float) -> int:
-    """Decimals that give the largest of these four digits."""
-    largest = max((abs(value) for value in values if math.isfinite(value)), default=0)
-    return 3 if largest == 0 else min(max(3 - math.floor(math.log10(largest)), 0), 6)
+    ends = " to ".join(_number(end, is_share, signed).removesuffix(" %") for end in (low, high))
+    return ends + is_share * (" points" if signed else " %")
 
 
 def _cut(name: str) -> str:
     return f"{name if len(name) < _NAME else name[: _NAME - 3] + '..':<{_NAME}}"
 
 
-def _wrapped(text: str, width: int = _WIDTH) -> str:
-    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(
+        text,
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def to_json(

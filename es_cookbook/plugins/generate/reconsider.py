@@ -108,7 +108,7 @@ def main(config: ReconsiderConfig, fields: Mapping[str, str]) -> None:
     estimates = report.estimates_of(second, seed, None)
     comparisons = report.compared(second, first, seed)
     print(f"Second answers, after the cue {cue!r}:\n")
-    report.print_text(report.report(setting, evaluation, estimates, metric, before, comparisons))
+    print(report.report(setting, evaluation, estimates, metric, before, comparisons))
     print(f"\n{metric}, by mean entropy of the first answer's tokens, in nats (problems):")
     for bucket in buckets:
         of_bucket = [mean_P[p] for p in bucket]
@@ -168,7 +168,7 @@ async def ask_twice(
         pairs_P = zip(problems_P, first[0], strict=True)
         again_P = [_Again(problem, turn and after(turn)) for problem, turn in pairs_P]
         second = await ask(again_P, derive_seed(config.seed, "second pass"))
-        trained_on = await measuring.trained_on(subject, generation, engine, problems_P)
+        trained_on = measuring.trained_on(subject, generation, problems_P)
         return first, second, engine.tokenizer, trained_on
 
 

@@ -182,34 +182,18 @@ def rows_run(here: Path) -> str:
     return "of_rows"
 
 
-def without_record(log_path: str, name: str) -> str:
-    """A copy of a run as it comes from the Hub, without its record of what it trains on."""
-    shutil.rmtree(name, ignore_errors=True)
-    shutil.copytree(log_path, name)
-    Path(name, "trained_on.bin").unlink()
-    return name
-
-
-OTHERWISE = [
-    (["prompt={question} 1"], 12, 0),
-    (["prompt={answer}", "dataset.seed=4", "dataset.system=1"], 12, 0),
-    (["dataset.num_test=5"], 5, 0),
-    (["dataset.num_test=20", "prompt={answer}"], 20, 8),
-    (["dataset.split_by=question"], 12, 11),
-    (["dataset.fold=5", "prompt={answer}"], 12, 12),
-    (["data=trained.jsonl", "dataset.num_test=1", "prompt={answer}"], 1, 1),
-    (["recipe=countdown", "dataset.num_test=3", "dataset.num_train=40"], 3, 0),
-]
-"""Options of an evaluation, how many problems it has, and how many the run trains on."""
-
-
-@pytest.mark.parametrize(("options", "problems", "shared"), OTHERWISE)
+@pytest.mark.parametrize(
+    ("options", "problems", "shared"),
+    [
+        (["prompt={question} 1"], 12, 0),
+        (["dataset.num_test=20", "prompt={answer}"], 20, 8),
+        (["dataset.split_by=question"], 12, 11),
+        (["recipe=countdown", "dataset.num_test=3", "dataset.num_train=40"], 3, 0),
+    ],
+)
 def test_what_the_run_trains_on_is_counted_however_it_is_asked(
     rows_run: str, options: list[str], problems: int, shared: int
 ) -> None:
-    train = sorted({*range(60)} - held_out(rows_run))
-    trained = [json.dumps({"question": f"{n}", "answer": f"{n}a", "n": n}) for n in train[:3]]
-    Path("trained.jsonl").write_text("\n".join(trained))
     found = measured(f"log_path={rows_run}", *options, "against=base")
     assert (len(found["problems"]), found["trained_on"]) == (problems, shared)
     assert found["against"]["trained_on"] == 0
@@ -217,34 +201,12 @@ def test_what_the_run_trains_on_is_counted_however_it_is_asked(
     assert (said in evaluate(f"log_path={rows_run}", *options).stdout) == bool(shared)
 
 
-def held_out(log_path: str) -> set[int]:
-    names = [problem["name"] for problem in measured(f"log_path={log_path}")["problems"]]
-    return {int(name.rpartition(" ")[2]) - 1 for name in names}
-
-
-def test_training_rows_of_a_run_that_recorded_none_are_those_of_its_config(rows_run: str) -> None:
-    old = without_record(rows_run, "old")
-    assert measured(f"log_path={old}")["trained_on"] == 0
-    found = measured(f"log_path={old}", "dataset.fold=5")
-    assert (len(found["problems"]), found["trained_on"]) == (12, 12)
-    config = Path(old, "config.json")
-    config.write_text(config.read_text().replace("sixty.jsonl", "gone.jsonl"))
-    options = ("data=sixty.jsonl", "dataset.num_test=2")
-    assert measured(f"log_path={old}", *options)["trained_on"] is None
-    done = evaluate(f"log_path={old}", *options)
+def test_without_a_record_what_a_run_trains_on_is_not_known(rows_run: str) -> None:
+    shutil.copytree(rows_run, "old")
+    Path("old", "trained_on.bin").unlink()
+    done = evaluate("log_path=old", f"against={rows_run}")
     assert "Which of these problems old trains on is not known.\n" in done.stdout
-
-
-def test_two_runs_say_each_what_they_train_on(rows_run: str) -> None:
-    other = without_record(rows_run, "other")
-    config = json.loads(Path(other, "config.json").read_text())
-    config["dataset"]["fold"] = 1
-    Path(other, "config.json").write_text(json.dumps(config))
-    options = (f"log_path={rows_run}", f"against={other}")
-    done = evaluate(*options)
-    count = measured(*options)["against"]["trained_on"]
-    assert f"Not held out: {other} trains on {count} of 12 problems.\n" in done.stdout
-    assert f"Not held out: {rows_run}" not in done.stdout and 0 < count < 12
+    assert f"Not held out: {rows_run}" not in done.stdout
 
 
 def test_training_problems_are_measured_where_there_is_a_list_of_them() -> None:
@@ -281,16 +243,6 @@ def test_lost_rollouts_are_counted_and_named() -> None:
     assert 0 < int(lost[0]) < int(lost[1])
     assert r"no \x1b[2J mark" in " ".join(done.stdout.split()), done.stdout
     assert "\x1b" not in done.stdout
-    assert "reward: the same for every problem" in done.stdout
-
-
-def test_nothing_is_written_into_the_run() -> None:
-    def content() -> dict[Path, bytes]:
-        return {path: path.read_bytes() for path in Path("fake").rglob("*") if path.is_file()}
-
-    before = content()
-    evaluate("log_path=fake", "against=base")
-    assert content() == before
 
 
 def test_the_table_fits_a_terminal() -> None:
@@ -304,13 +256,10 @@ def test_the_table_fits_a_terminal() -> None:
     ("options", "sentence"),
     [
         (["log_path=fake", "generation=9"], "there is no generation 9: the run has recorded 3"),
-        (["log_path=fake", "against=@9"], "there is no generation 9: the run has recorded 3"),
         (["log_path=fake", "against=@3"], "against=@3 is what is evaluated itself"),
-        (["log_path=nowhere"], "log_path nowhere holds no config.json"),
         (["log_path=model"], "a model is evaluated by model_name=model recipe=..."),
         (["log_path=fake", "recipe=countdwn"], "unknown recipe 'countdwn': did you mean 'countd"),
         (["model_name=model"], "recipe=... says which problems are attempted ("),
-        ([], "recipe=... says which problems are attempted"),
         (["model_name=model", "generation=1"], "generation=1 is of a run: give log_path=RUN"),
         (["model_name=model", "recipe=countdown", "against=base"], "there is none: give log_path="),
         (["log_path=fake", "attempts=4", "temperature=0"], "attempts=4 would all be alike, since"),
@@ -319,12 +268,10 @@ def test_the_table_fits_a_terminal() -> None:
         (["log_path=fake", "generatoin=1"], "unknown option 'generatoin'; did you mean 'genera"),
         (["log_path=fake", "output=a.txt"], "output must be a .json file, found 'a.txt'"),
         (["log_path=fake", "output=fake/a.json"], "is in the run directory, which is only read"),
-        (["log_path=fake", "output=new/a.json"], "there is no directory 'new'"),
         (
             ["log_path=fake", "against=nowhere/at/all"],
             "against=nowhere/at/all is no run d",
         ),
-        (["model_name=model", "data=rows.jsonl"], "missing dataset.reward=..."),
         (["log_path=fake", "metric=corect"], "metric must be one that the Envs report"),
     ],
 )
@@ -346,10 +293,3 @@ def test_a_dataset_that_holds_nothing_out_is_refused_with_what_to_do() -> None:
     options = ("recipe=countdown", "dataset.num_test=0", "dataset.num_train=8")
     done = evaluate("model_name=model", *options, "dataset.problems_per_generation=2")
     assert "countdown: there are no held-out problems; hold some out (dataset.num_te" in done.stderr
-
-
-def test_prompts_that_a_model_cannot_take_are_named() -> None:
-    options = ("recipe=rush_hour", "dataset.prompt=words", "dataset.num_test=2")
-    options += ("dataset.num_train=2", "dataset.problems_per_generation=2")
-    done = evaluate("model_name=model", *options)
-    assert done.returncode == 1 and "leaves no room in the engine's context" in done.stderr

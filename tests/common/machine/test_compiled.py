@@ -7,10 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from es_cookbook.common.machine.compiled import features
-
 
 def imported(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -60,14 +56,3 @@ def test_only_what_is_really_compiled_is_announced_and_once(tmp_path: Path) -> N
     ]
     sentence = "compiling the kernels for this processor, once: up to two minutes\n"
     assert said == [sentence, ""]
-
-
-def test_a_processor_that_llvm_does_not_know_has_no_features(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def unknown() -> None:
-        raise RuntimeError("failed to get host cpu features")
-
-    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", unknown)
-    monkeypatch.setattr("numba.core.config.CPU_FEATURES", None)
-    assert features() == ""

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.common.machine.cores import (
-    SHARE,
     allowed_cpus,
     core_groups,
     core_share,
@@ -74,12 +73,6 @@ def test_shares_of_engines_on_all_hyper_threads_are_one_in_all(
     )
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
     assert core_share(tmp_path) == share
-
-
-def test_the_share_is_what_a_pool_says_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv(SHARE, "0.375")
-    assert core_share() == 0.375
 
 
 def test_a_process_with_some_of_the_cpus_has_its_share_of_the_threads(
