@@ -216,7 +216,7 @@ class _Session:
         """Run a command; returns whether it takes such arguments."""
         match name, arguments:
             case "genome", [number]:
-                self._to_genome(_whole(name, number))
+                self.answer_as(_whole(name, number))
             case ("centre" | "base") as who, []:
                 self.answer_as(who)
             case "generation", []:
@@ -258,17 +258,6 @@ class _Session:
         except (ConfigError, DataError) as error:
             say(f"answers may be longer than in the run: {error}")
             return ()
-
-    def _to_genome(self, number: int) -> None:
-        run = self._rebuilt.run
-        if (end := self._rebuilt.generation) > run.last_with_genomes:
-            run.genome(run.last_with_genomes, number)
-            self.go_to(run.last_with_genomes)
-            self.say(
-                f"generation {end} is the end of the run and has no genomes: this is generation "
-                f"{run.last_with_genomes}"
-            )
-        self.answer_as(number)
 
     def say(self, text: str) -> None:
         """Print a remark for a person."""

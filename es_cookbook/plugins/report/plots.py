@@ -12,7 +12,7 @@ import io
 import textwrap
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -30,31 +30,10 @@ if TYPE_CHECKING:
 _COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2", "#8B8B8B")
 _MARKERS = "osD^vPX*"
 _DASHES = ("-", "--", "-.", ":")
-_SHORT = 24
-"""Characters of a name that fits into the plot."""
-
-
-SizeName: TypeAlias = Literal["column", "page"]
-"""Width of a plot: one of two columns of a paper, or a page."""
-
-
-class _Size(NamedTuple):
-    """Inches, font size in points, dots per inch of the PNG, and the most `names` inside the plot.
-
-    A longer legend is below the plot.
-    """
-
-    width: float
-    height: float
-    font: float
-    dots: int
-    names: int
-
-
-_SIZES: Mapping[SizeName, _Size] = {
-    "page": _Size(7, 4.2, 10, 110, 5),
-    "column": _Size(3.4, 2.5, 7.5, 300, 3),
-}
+_WIDTH, _HEIGHT, _DOTS, _FONT = 5.5, 3.5, 200, 9
+"""Inches, dots per inch of the PNG, and font size in points."""
+_SHORT, _MOST_NAMES = 24, 4
+"""Characters of a name, and names, that fit into the plot; a longer legend is below it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,7 +78,6 @@ def draw_runs(
     *,
     task: str,
     title: str = "",
-    size: SizeName = "page",
 ) -> list[Path]:
     """Draw a metric of groups of runs, in percent if it is a share; returns the files, as `draw`.
 
@@ -115,7 +93,6 @@ def draw_runs(
         title=title or f"{task}, {seeds}",
         x_label=f"training {over}",
         y_label=f"{label(metric)} (%)" if in_percent else label(metric),
-        size=size,
     )
 
 
@@ -127,7 +104,6 @@ def draw(
     x_label: str,
     y_label: str,
     log_y: bool = False,
-    size: SizeName = "page",
 ) -> list[Path]:
     """Draw curves, by their names in the legend (no legend for ""); labels say quantity and unit.
 
@@ -138,7 +114,7 @@ def draw(
         ConfigError: matplotlib is not installed.
         RunDirectoryError: The files cannot be written.
     """
-    with _figure(path, title, x_label, y_label, size) as (axes, paths, scale):
+    with _figure(path, title, x_label, y_label) as axes:
         from matplotlib.ticker import EngFormatter
 
         for i, (name, line) in enumerate(lines.items()):
@@ -152,8 +128,8 @@ def draw(
                 label=_plain(name),
                 color=colour,
                 marker=marker,
-                markersize=0.45 * scale.font,
-                linewidth=0.16 * scale.font,
+                markersize=0.45 * _FONT,
+                linewidth=0.16 * _FONT,
                 linestyle=_DASHES[i // len(_COLOURS) % len(_DASHES)],
             )
             if line.range_2_M is not None or len(values_R_M) > 1:
@@ -163,8 +139,8 @@ def draw(
             axes.set_yscale("log")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         if any(lines):
-            _legend(axes, scale)
-    return paths
+            _legend(axes)
+    return _files(path)
 
 
 def draw_bars(
@@ -173,7 +149,6 @@ def draw_bars(
     *,
     title: str,
     y_label: str,
-    size: SizeName = "page",
 ) -> list[Path]:
     """Draw bars with intervals: group in the legend -> what is measured -> value, low, high.
 
@@ -184,7 +159,7 @@ def draw_bars(
         ConfigError: matplotlib is not installed.
         RunDirectoryError: The files cannot be written.
     """
-    with _figure(path, title, "", y_label, size) as (axes, paths, scale):
+    with _figure(path, title, "", y_label) as axes:
         names = list(dict.fromkeys(name for group in bars.values() for name in group))
         width = 0.8 / max(len(bars), 1)
         for i, (group, values) in enumerate(bars.items()):
@@ -197,8 +172,8 @@ def draw_bars(
             axes.bar(x_M, value_M, width, label=_plain(group), color=colour)
             axes.vlines(x_M, low_M, high_M, colors=_COLOURS[0], linewidth=1.4)
         axes.set_xticks(range(len(names)), list(map(_plain, names)))
-        _legend(axes, scale)
-    return paths
+        _legend(axes)
+    return _files(path)
 
 
 def _plain(text: str) -> str:
@@ -206,53 +181,44 @@ def _plain(text: str) -> str:
     return printable(text).replace("$", r"\$")
 
 
-def _legend(axes: "Axes", scale: _Size) -> None:
+def _legend(axes: "Axes") -> None:
     """Add a legend: inside the plot, or below it if it would cover too much."""
     handles, names = axes.get_legend_handles_labels()
     longest = max(map(len, names), default=0)
-    if len(names) <= scale.names and longest <= _SHORT:
+    if len(names) <= _MOST_NAMES and longest <= _SHORT:
         axes.legend(frameon=False)
         return
-    columns = 3 if longest <= _SHORT // 2 else 2 if longest <= _SHORT else 1
+    columns = 2 if longest <= _SHORT else 1
     figure = axes.get_figure(root=True)
     assert figure is not None
     rows = -(-len(names) // columns)
-    figure.set_figheight(figure.get_figheight() + 1.6 * rows * scale.font / 72)
+    figure.set_figheight(figure.get_figheight() + 1.6 * rows * _FONT / 72)
     figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False)
 
 
+def _files(path: Path) -> list[Path]:
+    return [path.with_suffix(".png"), path.with_suffix(".svg")]
+
+
 @contextlib.contextmanager
-def _figure(
-    path: Path, title: str, x_label: str, y_label: str, size: SizeName
-) -> Generator[tuple["Axes", list[Path], _Size]]:
-    """Axes to draw on; on exit the files are written and added to the list."""
+def _figure(path: Path, title: str, x_label: str, y_label: str) -> Generator["Axes"]:
+    """Axes to draw on; on exit the files are written."""
     require_matplotlib()
-    scale = _SIZES[size]
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(
-        {
-            "font.size": scale.font,
-            "svg.hashsalt": "es_cookbook",
-            "axes.grid": True,
-            "grid.alpha": 0.3,
-        }
+        {"font.size": _FONT, "svg.hashsalt": "es_cookbook", "axes.grid": True, "grid.alpha": 0.3}
     ):
-        figure = Figure(figsize=(scale.width, scale.height), layout="constrained")
+        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
         axes = figure.add_subplot()
-        paths: list[Path] = []
-        yield axes, paths, scale
+        yield axes
         axes.spines[["top", "right"]].set_visible(False)
         # A title is 1.2 times as large as other text, and a letter is two thirds as wide as high.
-        letters = int(scale.width * 72 / (1.2 * 0.65 * scale.font))
-        axes.set(
-            title=_plain(textwrap.fill(title, letters)),
-            xlabel=_plain(x_label),
-            ylabel=_plain(y_label),
-        )
-        for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
+        title = textwrap.fill(title, int(_WIDTH * 72 / (1.2 * 0.65 * _FONT)))
+        axes.set(title=_plain(title), xlabel=_plain(x_label), ylabel=_plain(y_label))
+        metadata = {"Software": None}, {"Date": None}
+        for file, without in zip(_files(path), metadata, strict=True):
             drawn = io.BytesIO()
-            figure.savefig(drawn, format=suffix[1:], dpi=scale.dots, metadata=metadata)
-            paths.append(path.with_suffix(suffix))
-            replace_file(paths[-1], [drawn.getvalue()])
+            figure.savefig(drawn, format=file.suffix[1:], dpi=_DOTS, metadata=without)
+            replace_file(file, [drawn.getvalue()])

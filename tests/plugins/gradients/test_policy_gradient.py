@@ -273,19 +273,6 @@ def test_a_schedule_scales_the_rate_of_every_step(method: Method, tmp_path: Path
     }
 
 
-async def test_gold_answers_are_learned_whatever_the_model_says(
-    tmp_path: Path,
-) -> None:
-    model = write_tiny_model(tmp_path / "model", vocab_size=96)
-    log_path = tmp_path / "run"
-    how = {"method": Gold(), "learning_rate": 0.05, "num_generations": 12, "attempts": 1}
-    await main(config(model, log_path, **how, eval_every=12, checkpoint_every=0))
-    rows = metrics_of(log_path)
-    assert {row["policy/weighted"] for row in rows[:-1]} == {1.0}, "each problem's, once"
-    before, after = (rows[t]["test/reward/mean"] for t in (0, -1))
-    assert before < 0.8 < after == 1
-
-
 async def test_what_gold_answers_teach_is_what_genomes_score() -> None:
     tokenizer, problems_P = FakeEngine().tokenizer, [problem(4, "train"), problem(5, "train")]
     nothing = TrajectoryGroup([])

@@ -14,7 +14,6 @@ from tokenizers import processors
 
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.common.terminal import as_program
 from es_cookbook.plugins.gradients.learner import Learner
 from es_cookbook.plugins.gradients.sft import SFTConfig, learn, main
 from es_cookbook.plugins.gradients.supervised import SupervisedRows
@@ -158,25 +157,6 @@ def test_a_thought_beside_the_answer_is_learned_where_the_template_has_a_place_f
 def test_what_a_message_says_in_vain_is_refused(row: object, said: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"rows.jsonl, line 1: .*{said}"):
         learned(row, CHATML, tmp_path)
-
-
-def test_rows_that_cannot_be_learned_are_skipped_if_asked(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    good = {"messages": [ASKED, turn("2")]}
-    bad = [{"messages": [ASKED, turn()]}, {"messages": [ASKED, turn("x", prefix=True)]}]
-    bad.append({"messages": [ASKED, turn("x<|im_end|>y")]})
-    source = write(tmp_path / "rows.jsonl", good, *bad, good)
-    rows = SupervisedRows(source=source, on_bad_row="skip", num_test=1)
-    with as_program():
-        rows.check()
-        train, test = rows(tokenizer_with(CHATML))
-    assert (len(train), len(test)) == (1, 1)
-    assert "of 5 rows, 3 unusable and skipped (line 2" in capfd.readouterr().err
-    with pytest.raises(DataError, match="0 rows can be used"):
-        SupervisedRows(source=write(tmp_path / "bad.jsonl", *bad), on_bad_row="skip")(
-            tokenizer_with(CHATML)
-        )
 
 
 def test_a_prompt_begins_once_and_ends_as_it_is_given(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.common.terminal import one_line, printable
+from es_cookbook.common.terminal import one_line
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.rl.types import Observation, SamplingParams
@@ -23,7 +23,7 @@ from es_cookbook.runs.program import train
 from es_cookbook.runs.recorded import open_run, rebuild
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import FakeEngineBuilder
-from tests.play_engines import HOSTILE, StopsBuilder
+from tests.play_engines import StopsBuilder
 from tests.programs import Programs
 from tests.recipe_problems import write_rows
 from tests.said import after_start, typed
@@ -162,24 +162,6 @@ def test_a_problem_is_a_line_with_what_its_env_said(log_path: Path) -> None:
     assert f"reward {kept['reward']:g}" in played
     once = fed(log_path, "never read\n", "problem=1", "genome=base")
     assert once.stdout.startswith("test problem 1 (test 51)")
-
-
-@pytest.mark.slow
-def test_what_a_model_writes_stays_on_its_line_and_keeps_its_backslashes(
-    fake_run: Path, programs: Programs
-) -> None:
-    asked = command(fake_run, "engine=tests.play_engines:HostileBuilder")
-    keys, ascii_only = "hello\n/problem 0\nhello again\n", {"PYTHONIOENCODING": "ascii"}
-    done = programs.run(*asked, cwd=ROOT, stdin=keys, environment=ascii_only)
-    assert (done.returncode, after_start(done.stderr)) == (0, "")
-    first, problem, last = done.stdout.splitlines()
-    assert first == last
-    assert (
-        first
-        == printable(HOSTILE).replace("\n", r"\n").encode("ascii", "backslashreplace").decode()
-    )
-    assert problem.startswith("test problem 0")
-    assert not any(unicodedata.category(c)[0] == "C" for c in done.stdout if c != "\n")
 
 
 def test_a_line_that_ends_in_a_backslash_goes_on(fake_run: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.plugins.sweep import in_turn, is_complete, refuse_unequal_rollouts, run_all
+from es_cookbook.plugins.sweep import is_complete, refuse_unequal_rollouts, run_all
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from es_cookbook.runs.config import Config
@@ -78,17 +78,6 @@ def test_runs_that_would_share_a_directory_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"log_path of its own, found .*run more than once"):
         run_all([short(tmp_path / "run"), short(tmp_path / "run", seed=1)])
     assert not (tmp_path / "run").exists()
-
-
-def test_an_interrupted_sweep_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(config: Config) -> None:
-        raise KeyboardInterrupt("interrupted after generation 3; to go on, ...")
-
-    monkeypatch.setattr(in_turn, "run", interrupted)
-    with pytest.raises(KeyboardInterrupt, match="in run 1 of 2; give the same command again"):
-        run_all([short(tmp_path / "a"), short(tmp_path / "b")])
 
 
 def test_rollouts_are_equal_however_they_are_divided() -> None:

@@ -14,7 +14,7 @@ import chz
 from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import say
-from es_cookbook.plugins.report.plots import SizeName, draw_runs, require_matplotlib
+from es_cookbook.plugins.report.plots import draw_runs, require_matplotlib
 from es_cookbook.runs.files import cannot
 from es_cookbook.runs.tracking.curves import Spent, grouped
 from es_cookbook.runs.tracking.jsonl import CORRECT
@@ -30,9 +30,6 @@ class Plot:
     metric: str = chz.field(default=CORRECT, doc="key of metrics.jsonl")
     x: Spent = chz.field(default="rollouts", doc="x axis")
     title: str = chz.field(default="", doc="title; empty: the task and the number of seeds")
-    size: SizeName = chz.field(
-        default="column", doc="column: the width of one of two columns of a paper, at 300 dpi"
-    )
 
     @chz.validate
     def _paths(self) -> None:
@@ -60,7 +57,7 @@ def main(config: Plot) -> None:
         raise cannot("make", output.parent, error, needed=4096) from error
     tasks = " and ".join(dict.fromkeys(task_of(run.config) for run in runs))
     how = {"task": tasks, "title": config.title}
-    written = draw_runs(output, grouped(runs), config.metric, config.x, size=config.size, **how)
+    written = draw_runs(output, grouped(runs), config.metric, config.x, **how)
     print(f"written to {', '.join(map(str, written))}")
 
 
