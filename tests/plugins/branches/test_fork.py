@@ -227,16 +227,6 @@ def test_a_rewound_run_goes_on_as_it_did_and_what_was_cut_off_is_kept(
     same_run(tmp_path / "again", recorded)
 
 
-def test_rewinding_saves_what_is_before_the_damage(tmp_path: Path, recorded: Path) -> None:
-    shutil.copytree(recorded, tmp_path / "run")
-    damage(tmp_path / "run/history.jsonl", line=6)
-    with pytest.raises(ValueError, match=r"line 6 is damaged .* generation=4 output"):
-        rewinds(tmp_path / "run", 5)
-    rewinds(tmp_path / "run", 4)
-    resumes(tmp_path / "run")
-    same_run(tmp_path / "run", recorded)
-
-
 def test_a_fork_that_is_rewound_behind_its_beginning_owns_what_follows(
     tmp_path: Path, recorded: Path
 ) -> None:

@@ -98,7 +98,6 @@ def test_a_first_step_of_adamw_is_as_long_as_the_rate_and_decays_by_its_share(
         ("auto", "bfloat16", 300.0, torch.bfloat16),
         ("auto", "bfloat16", 25.0, torch.float32),
         ("auto", "float32", 300.0, torch.float32),
-        ("auto", "float16", 300.0, torch.float32),
         ("float32", "bfloat16", 300.0, torch.float32),
     ],
 )

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from es_cookbook.plugins.gradients.policy_gradient import pass_at_k_advantages
@@ -31,6 +31,7 @@ def test_literal_advantages_of_pass_at_k(
     assert found_K == pytest.approx([of_solved] * c + [of_failed] * (n - c), abs=1e-12)
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 8), st.data())
 def test_advantages_of_pass_at_k_are_means_over_all_groups_of_k_answers(
     n: int, data: st.DataObject

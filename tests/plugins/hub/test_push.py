@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.common.errors import ConfigError, HistoryError, HubError, RunDirectoryError
-from es_cookbook.plugins.hub.command import HubCommand
+from es_cookbook.common.errors import HistoryError, HubError, RunDirectoryError
 from es_cookbook.plugins.hub.push import files_to_push, push
 from es_cookbook.runs.program import run
 from tests.hub_server import LARGEST_REGULAR, HubServer, Repository
@@ -127,12 +126,6 @@ def test_a_directory_without_files_is_refused(tmp_path: Path) -> None:
         files_to_push(tmp_path)
     with pytest.raises(RunDirectoryError, match="must be a directory that exists"):
         files_to_push(tmp_path / "none")
-
-
-@pytest.mark.parametrize("repo_id", ["name", "a/b/c", "/name", "me/", "me/ü", "me/a b"])
-def test_what_is_no_repository_is_refused(repo_id: str) -> None:
-    with pytest.raises(ConfigError, match="repo_id must be owner/name"):
-        HubCommand(path=".", repo_id=repo_id)
 
 
 def test_the_token_goes_to_the_hub_only(hub: HubServer, export: Path) -> None:

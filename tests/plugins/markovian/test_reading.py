@@ -249,15 +249,6 @@ async def test_files_of_several_formats_make_a_data_set_with_its_held_out_rows(
     assert isinstance(test, MarkovianProblem)
     assert (len(built.train), test.asked.gold, test.tags) == (4, "B", ("high_school chemistry",))
     assert test.name.endswith("test.parquet, row 1")
-    with pytest.raises(DataError, match=r"this problem is also held out"):
-        both = MarkovianDatasetBuilder(
-            source=str(source),
-            test_source=str(source),
-            problems_per_generation=1,
-            context_tokens=16,
-            continuation_tokens=9,
-        )
-        await both(TOKENIZER)
 
 
 def test_questions_that_differ_in_blanks_are_in_one_split() -> None:

@@ -107,12 +107,6 @@ def test_rollouts_come_back_from_their_columns(tmp_path: Path) -> None:
     assert packed["texts"]["other"][packed["columns"]["lost"][3]] == "timeout"
 
 
-def test_a_text_that_no_encoding_has_is_kept(tmp_path: Path) -> None:
-    text = "half \ud83d of a pair, \x1b[31m, \u202e, \x00"
-    packed = rollouts(make_run(tmp_path / "run", rollouts=[rollout(0, 0, text)]))
-    assert actions(packed) == [text]
-
-
 def test_a_long_text_loses_its_middle_and_says_how_much(tmp_path: Path) -> None:
     text = "start " + "x" * 100_000 + " end"
     run = make_run(tmp_path / "run", rollouts=[rollout(0, 0, text)])

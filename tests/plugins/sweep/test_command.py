@@ -109,18 +109,3 @@ def test_it_trains_the_recipe_and_leaves_tables(tmp_path: Path) -> None:
     assert sorted(path.parent.name for path in tmp_path.glob("*/history.jsonl")) == [
         *("sigma0.01-seed0", "sigma0.02-seed0")
     ]
-
-
-def test_rows_of_ones_own_are_swept_with_the_options_of_train() -> None:
-    made = configs(
-        "recipe=train",
-        "model_name=there",
-        "data=rows.jsonl",
-        "reward=number",
-        "values.reward.tolerance=0.1,0.5",
-        "values.prompt={question};Say: {question}",
-    )
-    assert [type(config).__name__ for config in made] == ["TrainConfig"] * 4
-    fields = [(c.model_name, c.dataset.source, c.dataset.prompt) for c in made]  # pyright: ignore
-    assert fields == [("there", "rows.jsonl", p) for p in ("{question}", "Say: {question}")] * 2
-    assert [c.dataset.reward.tolerance for c in made] == [0.1, 0.1, 0.5, 0.5]  # pyright: ignore

@@ -1,7 +1,5 @@
 """Which trials a sweep makes, and what their directories are called."""
 
-import math
-
 import pytest
 
 from es_cookbook.common.errors import ConfigError
@@ -62,21 +60,6 @@ def test_what_does_not_fit_into_a_name_is_told_apart(
     assert all("/" not in name and len(name) < 140 for name in names)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "log"),
-    [(2, 1, False), (0, 1, True), (1, math.inf, False), (math.nan, 1, False)],
-)
-def test_ranges_that_cannot_be_are_refused(low: float, high: float, log: bool) -> None:
-    with pytest.raises(ConfigError, match="must be"):
-        Range(low, high, log)
-
-
 def test_values_that_are_written_alike_are_refused() -> None:
     with pytest.raises(ConfigError, match="written alike"):
         grid({"a": Values((1, "1"))})
-
-
-@pytest.mark.parametrize("values", [(), (1, 1)])
-def test_lists_that_cannot_be_are_refused(values: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match="one or more different values"):
-        Values(values)
