@@ -111,7 +111,6 @@ class ProblemGroupBuilder(EnvGroupBuilder):
             `MessageEnv` of several turns a text for each.
         problem_tags: names under which the problem's metrics are reported, in addition to `all`.
         contents: digests of what the problem is, whatever its prompt.
-        usual_stop: texts that end an answer where `SamplingParams.stop` is None.
         opened: the tag of a thought that the prompt has opened (`opened_thought`).
     """
 
@@ -120,17 +119,21 @@ class ProblemGroupBuilder(EnvGroupBuilder):
     gold: str | tuple[str, ...] | None = None
     problem_tags: tuple[str, ...] = ()
     contents: tuple[int, ...] = ()
-    usual_stop: tuple[str, ...] = ()
     opened: str = ""
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
         """Fresh Envs that share nothing but the problem."""
         envs = [self.make_env() for _ in range(num_envs)]
-        for env in envs if self.usual_stop or self.opened else ():
+        for env in envs:
             if isinstance(env, ProblemEnv):
-                env.observation = dataclasses.replace(env.observation, usual_stop=self.usual_stop)
                 env.opened = self.opened
         return EnvGroup(envs)
+
+    @property
+    def usual_stop(self) -> tuple[str, ...]:
+        """Texts that end an answer where `SamplingParams.stop` is None."""
+        env = self.make_env()
+        return env.observation.usual_stop if isinstance(env, ProblemEnv) else ()
 
     @property
     def tags(self) -> tuple[str, ...]:

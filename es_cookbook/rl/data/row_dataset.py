@@ -136,8 +136,6 @@ class RowDatasetBuilder(RLDatasetBuilder):
         """Read the rows that are used, and refuse what would be refused of them later."""
         check_sources(self.source, self.test_source)
         train, test = self._splits()
-        if not train:
-            raise self._none_to_train_on(len(test))
         if not test and self.num_test != 0:
             self._tell_none_held_out()
         rows = [keyed.row for keyed in [*train, *test]]
@@ -169,18 +167,11 @@ class RowDatasetBuilder(RLDatasetBuilder):
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         """Load the rows, hold some out, and make their problems."""
         train, test = self._splits()
-        if not train:
-            raise self._none_to_train_on(len(test))
         held_out = self.test_source or self.source
         shown = self.shown([keyed.row for keyed in train if keyed.error is None])
         test_P = await self._problems(test, held_out, "held-out row", tokenizer, shown)
         train_P = await self._problems(train, self.source, "training row", tokenizer, shown)
         builders = self._not_asked(train_P, test_P)
-        if stop := self.usual_stop([*builders, *test_P], tokenizer):
-            builders, test_P = (
-                [dataclasses.replace(problem, usual_stop=stop) for problem in problems_P]
-                for problems_P in (builders, test_P)
-            )
         dataset = ProblemDataset(builders, self.problems_per_generation, self.seed, test_P)
         return Datasets(dataset, test_P)
 
@@ -193,18 +184,14 @@ class RowDatasetBuilder(RLDatasetBuilder):
         del train
         return ()
 
-    def usual_stop(
-        self, problems_P: Sequence[ProblemGroupBuilder], tokenizer: Tokenizer
-    ) -> tuple[str, ...]:
-        """Texts that end an answer where `sampling.stop` is None; by default none."""
-        del problems_P, tokenizer
-        return ()
-
-    def _none_to_train_on(self, num_test: int) -> DataError:
-        why = ": all are held out, or equal to rows that are" if num_test else ""
-        return DataError(f"{self.source}: there are no rows to train on{why}")
-
     def _splits(self) -> "tuple[list[_Keyed], list[_Keyed]]":
+        train, test = self._held_out()
+        if not train:
+            why = ": all are held out, or equal to rows that are" if test else ""
+            raise DataError(f"{self.source}: there are no rows to train on{why}")
+        return train, test
+
+    def _held_out(self) -> "tuple[list[_Keyed], list[_Keyed]]":
         num_test = _NUM_TEST if self.num_test is None else self.num_test
         most = {"num_train": self.num_train, "num_test": num_test}
         train, test = load_splits(

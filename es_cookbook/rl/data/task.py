@@ -196,22 +196,21 @@ class Task(ScoredRows):
         reward = self.reward
         if isinstance(reward, Reward):
             reward = reward.after(opened or prompt_end(tokenizer, tokens_T))
+        gold = gold_of(row, self.gold, self.full_reward)
+        stop = () if self._is_chat(tokenizer) else self._stop(others, gold)
         return ProblemGroupBuilder(
-            self.env_maker(Observation(tokens_T), reward, row),
+            self.env_maker(Observation(tokens_T, usual_stop=stop), reward, row),
             row.where,
-            gold=gold_of(row, self.gold, self.full_reward),
+            gold=gold,
             problem_tags=(row.printed(self.tag),) if self.tag else (),
             opened=opened,
         )
 
-    @override
-    def usual_stop(
-        self, problems_P: Sequence[ProblemGroupBuilder], tokenizer: Tokenizer
-    ) -> tuple[str, ...]:
-        """A newline, if plain prompts show examples and every perfect answer is one line."""
-        golds = (problem.gold for problem in problems_P)
-        are_lines = all(isinstance(gold, str) and "\n" not in gold.strip() for gold in golds)
-        return NEWLINE if self.examples and are_lines and not self._is_chat(tokenizer) else ()
+    def _stop(self, examples: Sequence[Row], gold: str | None) -> tuple[str, ...]:
+        """A newline, if a plain prompt shows examples and all perfect answers are one line."""
+        answers = [gold, *(gold_of(each, self.gold, 1.0) for each in examples)]
+        are_lines = all(answer is not None and "\n" not in answer.strip() for answer in answers)
+        return NEWLINE if examples and are_lines else ()
 
     def env_maker(
         self, observation: Observation, reward: RewardFunction, row: Row

@@ -12,8 +12,8 @@ it as text, cut in two so that no tokenizer reads it as the token.
 transformers has `split_special_tokens` for a text as a whole, and nothing for parts of it.
 """
 
+import functools
 import re
-import weakref
 from collections.abc import Collection, Iterator
 from itertools import groupby
 from typing import cast
@@ -27,9 +27,8 @@ _ITSELF = chr(0x10FFFD)
 """Stands before such a character that was in a text."""
 _PRIVATE = re.compile(f"[{chr(_FIRST)}-{_ITSELF}]")
 _PLACEHOLDER = re.compile(f"{_ITSELF}.|{_PRIVATE.pattern}")
-_controls: "weakref.WeakKeyDictionary[Tokenizer, Controls]" = weakref.WeakKeyDictionary()
-_blanks: "weakref.WeakKeyDictionary[Tokenizer, bool]" = weakref.WeakKeyDictionary()
-_beginnings: "weakref.WeakKeyDictionary[Tokenizer, tuple[int, ...]]" = weakref.WeakKeyDictionary()
+_TOKENIZERS = 16
+"""Whose properties are kept."""
 
 
 class Controls:
@@ -55,10 +54,9 @@ class Controls:
         }
 
     @staticmethod
+    @functools.lru_cache(_TOKENIZERS)
     def of(tokenizer: Tokenizer) -> "Controls":
-        if tokenizer not in _controls:
-            _controls[tokenizer] = Controls(tokenizer)
-        return _controls[tokenizer]
+        return Controls(tokenizer)
 
     def named_in(self, text: str) -> str | None:
         """The first name in a text."""
@@ -106,7 +104,7 @@ class Controls:
 
 def plain(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     """A whole prompt: as the tokenizer begins texts, but for what it begins with itself."""
-    begin_T = _beginning(tokenizer, text)
+    begin_T = _beginning(tokenizer)
     tokens_T = inside(tokenizer, text)
     shared = range(len(begin_T), 0, -1)
     num_there = next((num for num in shared if tokens_T[:num] == begin_T[-num:]), 0)
@@ -134,12 +132,11 @@ def behind(tokenizer: Tokenizer, before: str, text: str) -> tuple[int, ...]:
     return whole_T[len(before_T) :] if is_prefix else framed(tokenizer, text)
 
 
+@functools.lru_cache(_TOKENIZERS)
 def _begins_with_blank(tokenizer: Tokenizer) -> bool:
-    if tokenizer not in _blanks:
-        tokens_T = list(inside(tokenizer, "x"))[:1]
-        first = "".join(map(str, tokenizer.convert_ids_to_tokens(tokens_T)))
-        _blanks[tokenizer] = first[:1] in ("\N{LOWER ONE EIGHTH BLOCK}", "\u0120", " ")
-    return _blanks[tokenizer]
+    tokens_T = list(inside(tokenizer, "x"))[:1]
+    first = "".join(map(str, tokenizer.convert_ids_to_tokens(tokens_T)))
+    return first[:1] in ("\N{LOWER ONE EIGHTH BLOCK}", "\u0120", " ")
 
 
 def framed(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
@@ -169,14 +166,13 @@ def _with_names(tokenizer: Tokenizer, controls: Controls, text: str) -> Iterator
             yield from inside(tokenizer, piece)
 
 
-def _beginning(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """What the tokenizer puts before a text: found on a text that it knows something of."""
-    if tokenizer in _beginnings:
-        return _beginnings[tokenizer]
-    for probe in ("a", "1", text):
+@functools.lru_cache(_TOKENIZERS)
+def _beginning(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens that the tokenizer puts before a text: found on a text that it knows."""
+    for probe in ("a", "1"):
         if inner := tokenizer.encode(probe, add_special_tokens=False):
             whole = tokenizer.encode(probe)
             starts = range(len(whole) - len(inner) + 1)
             at = next((at for at in starts if whole[at : at + len(inner)] == inner), 0)
-            return _beginnings.setdefault(tokenizer, tuple(whole[:at]))
+            return tuple(whole[:at])
     return ()
