@@ -19,8 +19,8 @@ import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.harness import ratios, report, row
+from es_cookbook.engines.torch import self_check
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.engines.torch.forward import self_check
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 

@@ -37,7 +37,7 @@ from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import load_causal_lm, parameter_infos
 from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.engines.torch.forward.self_check import TOLERANCE, right_path
+from es_cookbook.engines.torch.self_check import TOLERANCE, right_path
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.runs.centre.replay import open_replay

@@ -57,8 +57,7 @@ from benchmarks.sampling import Case, Contest, Floor, measured
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.terminal import plural
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.engines.torch.kernels.products import multiply
-from es_cookbook.engines.torch.processor import has_int8
+from es_cookbook.engines.torch.kernels.products import multiplies_int8, multiply
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import SamplingParams
 
@@ -161,7 +160,7 @@ def speed_rows(file: str, cap: str) -> list[Row]:
         dtype: Contest(loop, dataclasses.replace(cases[0], dtype=dtype))
         for dtype in (AUTO, *DTYPES)
     }
-    if has_int8():
+    if multiplies_int8():
         contests[INT8] = Contest(loop, dataclasses.replace(cases[0], dtype=AUTO, products=INT8))
     short = _processor_seconds({name: each.one_genome for name, each in contests.items()})
     kept = kept_of(short)
@@ -390,7 +389,7 @@ def beside_llama(file: str) -> list[Row]:
     loop = asyncio.new_event_loop()
     case = dataclasses.replace(cases_of(file)["sums"], dtype=AUTO)
     contests = {_TORCH: Contest(loop, case)}
-    if has_int8():
+    if multiplies_int8():
         contests[f"{_TORCH}, int8"] = Contest(loop, dataclasses.replace(case, products=INT8))
     try:
         rows = [

@@ -26,9 +26,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.harness import Row, mirrored_pairs, report, row
 from es_cookbook.engines.base import LogprobsRequest
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.engines.torch.forward.slots import choose_tokens
 from es_cookbook.engines.torch.host import TorchEngine
 from es_cookbook.engines.torch.kernels.products import multiply
+from es_cookbook.engines.torch.slots import choose_tokens
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tools.bundled.countdown import CHARACTERS
 from tools.small_model import build_tokenizer

@@ -52,7 +52,7 @@ LONGEST = (
     "tests/test_notebooks.py::test_a_notebook_runs",
     "tests/evolution/noise/test_triton_kernels.py::test_in_tritons_interpreter",
     "tests/engines/torch/test_centre_in_engine.py::test_perturbing_and_moving_",
-    "tests/engines/torch/forward/test_model_families.py::",
+    "tests/engines/torch/test_model_families.py::",
     "tests/runs/test_loop.py::test_killed_over_and_over",
     "tests/engines/torch/test_turns.py::",
     "tests/engines/torch/test_batch_invariance.py::",

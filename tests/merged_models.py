@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 
 from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.engines.base import LogprobsRequest, Target
-from es_cookbook.engines.torch.forward.attention import set_attention
-from es_cookbook.engines.torch.forward.self_check import TOLERANCE
+from es_cookbook.engines.torch.attention import set_attention
 from es_cookbook.engines.torch.host import TorchEngine
+from es_cookbook.engines.torch.self_check import TOLERANCE
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
 from tests.causal_lms import VOCABULARY

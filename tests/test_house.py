@@ -163,7 +163,7 @@ def test_no_module_is_longer_than_600_lines() -> None:
 SPLIT_FOR_PEOPLE = {
     "common.machine.processes": "the last lines of a program's standard error, for a sentence",
     "checkpoints.tensors": "the first line of another library's error, for a sentence",
-    "engines.torch.forward.self_check": "the first line of an error, for a sentence",
+    "engines.torch.self_check": "the first line of an error, for a sentence",
     "engines.torch.host": "the first line of an error, for a sentence",
     "engines.vllm.output": "the line of an error that says something, for a sentence",
     "recipes.code.dataset": "the last line of a traceback, for a sentence",
@@ -305,7 +305,7 @@ def test_no_module_changes_global_random_state() -> None:
 
 RUNS_WHAT_IT_READS = {
     # What is read comes from processes that the run itself has started, and from no file.
-    "es_cookbook.engines.wire": {"pickle.loads"},
+    "es_cookbook.engines.wire": {"pickle.load", "pickle.loads"},
     "es_cookbook.engines.ray.cluster": {"pickle.loads"},
     "es_cookbook.engines.vllm.worker": {"pickle.loads"},
     "es_cookbook.rl.grading.worker": {"pickle.loads", "spawn.prepare"},

@@ -190,16 +190,13 @@ class WarmUp(Schedule):
         return warmup(generation, self.over) * self.then(generation, num_generations)
 
 
-def check_temperatures(
-    schedule: Schedule, temperature: float, num_generations: int, least: float = LEAST
-) -> None:
+def check_temperatures(schedule: Schedule, temperature: float, num_generations: int) -> None:
     """Check that no generation becomes greedy by a schedule of `sampling.temperature`.
 
     Args:
         schedule: the factor on the temperature.
         temperature: `sampling.temperature`.
         num_generations: the length of the run.
-        least: the lowest temperature that the engine samples at.
 
     Raises:
         ConfigError: The temperature is 0, or is too low or high in some generation.
@@ -213,11 +210,10 @@ def check_temperatures(
         )
     for generation in range(num_generations):
         found = temperature * schedule(generation, num_generations)
-        if not max(LEAST, least) <= found <= MOST:
+        if not LEAST <= found <= MOST:
             raise ConfigError(
                 "temperature_schedule must stay above 0 (which would be greedy), from "
-                f"{max(LEAST, least):g} "
-                f"to {MOST:g}, found {found:g} in generation {generation}"
+                f"{LEAST:g} to {MOST:g}, found {found:g} in generation {generation}"
             )
 
 

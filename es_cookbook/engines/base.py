@@ -20,7 +20,7 @@ import anyio
 import chz
 
 from es_cookbook.checkpoints.model_files import model_directory
-from es_cookbook.common.errors import ConfigError, EngineError, RequestError
+from es_cookbook.common.errors import EngineError, RequestError
 from es_cookbook.common.machine.spans import NO_SPANS, Spans
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.terminal import plural
@@ -272,23 +272,6 @@ class EngineBuilder(ABC):
         own = f"{type(self).__module__}:{type(self).__qualname__}"
         names = (name for name, target in ENGINE_NAMES.items() if target == own)
         return next(names, type(self).__name__)
-
-    @property
-    def least_temperature(self) -> float:
-        """The lowest at which it samples; below are greedy requests alone, at 0."""
-        return 0.0
-
-    def check_temperature(self, name: str, temperature: float) -> None:
-        """Refuse a temperature at which it would sample otherwise.
-
-        Raises:
-            ConfigError: Says from where on it does not.
-        """
-        if 0 < temperature < self.least_temperature:
-            raise ConfigError(
-                f"{name}={temperature:g}: engine={self.name} samples at 0 (greedy), or from "
-                f"{self.least_temperature:g} on"
-            )
 
     def check(self, model_name: str) -> None:
         """Refuse a model that is not there, before torch is imported; fetch it from the Hub.

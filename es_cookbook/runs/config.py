@@ -147,8 +147,6 @@ class RunConfig(ABC):
         check_range(self, "max_failed_fraction", at_least=0, at_most=1)
         check_range(self, "rollout_timeout", "turn_timeout", above=0)
         check_evaluation(self.eval_attempts, self.eval_temperature)
-        self.engine.check_temperature("sampling.temperature", self.sampling.temperature)
-        self.engine.check_temperature("eval_temperature", self.eval_temperature)
 
     @classmethod
     def whole_options(cls, given: Mapping[str, str]) -> dict[str, str]:
@@ -288,7 +286,6 @@ class Config(RunConfig):
             self.temperature_schedule,
             self.sampling.temperature,
             self.num_generations,
-            self.engine.least_temperature,
         )
         self._check_pairs()
         check_goes_with(

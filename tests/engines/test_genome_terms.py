@@ -4,14 +4,13 @@
 """
 
 import math
-import os
 
 import numpy as np
 import pytest
 import torch
 
 from es_cookbook.engines.genome_terms import GenomeFactors, Slots
-from es_cookbook.evolution.centre import Centre, on_gpu
+from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import NoiseKind
 from es_cookbook.evolution.spaces.adapter import Adapter
@@ -123,16 +122,6 @@ def test_a_weight_has_its_own_share_of_every_term(rank: int, partitions: int) ->
                 assert torch.equal(found_a, b.mT)
 
 
-def test_genomes_without_terms_write_nothing() -> None:
-    for genomes_G in ([], [Genome(), Genome()]):
-        terms = GenomeFactors(genomes_G, LowRankSpace({"w": (OUT, IN)}, rank=1), DEVICE)
-        assert terms.num_ranks == 0
-        found = slots(1, torch.float32, OUT, IN)
-        terms.write(Slots("w", *found))
-        terms.finish()
-        assert all((tensor == 9.0).all() for tensor in found)
-
-
 @pytest.mark.parametrize(
     ("noise", "dtype"),
     [("gaussian", torch.bfloat16), ("gaussian", torch.float32), ("rademacher", torch.bfloat16)],
@@ -163,11 +152,6 @@ def test_adapters_are_the_centre_and_the_genomes_terms(
         for tensor, wanted in zip(found[name], (expected_a, expected_b), strict=True):
             bits = torch.int16 if dtype == torch.bfloat16 else torch.int32
             assert torch.equal(tensor.cpu().view(bits), wanted.view(bits))
-
-
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="not in the interpreter")
-def test_in_the_interpreter_the_programs_serve_the_cpu() -> None:
-    assert on_gpu(torch.device("cpu"))
 
 
 def test_slots_of_a_weight_that_is_stored_the_other_way_round() -> None:

@@ -28,7 +28,7 @@ from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import Action, Observation
 from tests.engines.running import Running
 from tests.engines.torch.reference import Reference, request, who
-from tests.integration.vllm_models import CONTEXT, make_vllm_model
+from tests.integration.vllm_models import make_vllm_model
 from tests.tiny_models import BOS, EOS, PAD, VOCABULARY
 
 TORCH = TorchEngineBuilder(device="cpu", num_lanes=2)
@@ -180,13 +180,6 @@ def test_temperature_0_takes_the_most_probable_token_whatever_the_seed_and_top_p
     assert tokens[::3] == tokens[1::3] == tokens[2::3]
 
 
-def test_a_tiny_top_p_is_greedy(engine: Running) -> None:
-    narrow = {"temperature": 1.5, "top_p": 1e-6}
-    asked = [request(0, PROMPT), request(0, PROMPT, seed=7, **narrow)]
-    greedy, hot = engine.sample(asked, GENOMES_G)
-    assert hot.tokens_T == greedy.tokens_T
-
-
 def test_the_most_probable_tokens_are_told_beside_given_ones(
     engine: Running, reference: Reference
 ) -> None:
@@ -286,15 +279,6 @@ def test_cached_tokens_of_a_prompt_are_told(engine: Running) -> None:
     assert first.cached_tokens < again.cached_tokens < len(prompt_T)
 
 
-def test_another_seed_gives_other_tokens(engine: Running) -> None:
-    seeds = (1, 2, 2**62 + 1, 2**63 - 1, 1)
-    first, *others, repeated = engine.sample(
-        [request(0, PROMPT, seed=seed, max_tokens=20, **HOT) for seed in seeds], GENOMES_G
-    )
-    assert repeated.tokens_T == first.tokens_T
-    assert len({action.tokens_T for action in (first, *others)}) == 4
-
-
 def test_common_random_numbers_make_genomes_choose_alike_where_they_agree(engine: Running) -> None:
     near_G = [Genome((Term(3, 0.0005),)), Genome((Term(4, 0.0005),)), Genome((Term(5, 0.0),))]
     asked = {
@@ -379,24 +363,6 @@ def test_a_stop_text_with_a_special_token_ends_an_action_where_that_is_sampled(
         assert cut.stop_reason == kept.stop_reason == "stop"
 
 
-def test_a_stop_string_in_the_prompt_does_not_count(
-    engine: Running, hot_action: Hot, decode: Callable[[Sequence[int]], str]
-) -> None:
-    free, asked = hot_action
-    stop = decode(PROMPT) + free.text[:2]
-    (stopped,) = engine.sample([again(asked, stop=(stop,))], GENOMES_G)
-    assert stopped.tokens_T == free.tokens_T
-
-
-def test_an_action_ends_with_a_stop_token_which_is_in_its_text(
-    engine: Running, hot_action: Hot, decode: Callable[[Sequence[int]], str]
-) -> None:
-    free, asked = hot_action
-    (stopped,) = engine.sample([again(asked, stop_token_ids=(free.tokens_T[7],))], GENOMES_G)
-    assert (stopped.tokens_T, stopped.stop_reason) == (free.tokens_T[:8], "stop")
-    assert stopped.text == decode(free.tokens_T[:8])
-
-
 def test_an_action_ends_with_an_end_of_sequence_token_which_is_not_in_its_text(
     engine: Running, decode: Callable[[Sequence[int]], str]
 ) -> None:
@@ -412,22 +378,3 @@ def test_an_action_ends_with_an_end_of_sequence_token_which_is_not_in_its_text(
     just = {"temperature": 1.9, "max_tokens": len(first.tokens_T), "seed": asked_first.seed}
     (at_the_limit,) = engine.sample([request("centre", PROMPT, **just)])
     assert at_the_limit.stop_reason == "stop", "it ended by itself, with its last token"
-
-
-@pytest.mark.parametrize("max_tokens", [1, 2, 13])
-def test_an_action_ends_after_max_tokens(engine: Running, hot_action: Hot, max_tokens: int) -> None:
-    free, asked = hot_action
-    how = {"seed": asked.seed, "max_tokens": max_tokens, **HOT}
-    (action,) = engine.sample([request(0, PROMPT, **how)], GENOMES_G)
-    assert (action.tokens_T, action.stop_reason) == (free.tokens_T[:max_tokens], "length")
-    how["stop"] = (free.text[2 * max_tokens - 1],)
-    (stopped,) = engine.sample([request(0, PROMPT, **how)], GENOMES_G)
-    assert stopped.stop_reason == "stop", "a stop string may end with the last token"
-
-
-@pytest.mark.parametrize("room", [1, 5])
-def test_an_action_ends_with_the_context(engine: Running, room: int) -> None:
-    assert engine.engine.traits.context_length == CONTEXT
-    prompt = (7,) * (CONTEXT - room)
-    (action,) = engine.sample([request("centre", prompt, max_tokens=50)])
-    assert (len(action.tokens_T), action.stop_reason) == (room, "length")

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ import anyio
 import chz
 import pytest
 
-from es_cookbook.common.errors import ConfigError, EngineError, ModelError, RequestError
+from es_cookbook.common.errors import EngineError, ModelError, RequestError
 from es_cookbook.engines.base import EngineBuilder, SampleRequest
 from es_cookbook.engines.ray.pool import RayPool, RayPoolBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
@@ -26,7 +26,6 @@ from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import Observation, SamplingParams
 from es_cookbook.runs.program import train
-from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.ray_fakes import NEVER, LightEngine, LightEngineBuilder
 from tests.tiny_run import TinyConfig, write_tiny_model
@@ -155,21 +154,6 @@ async def test_a_run_that_began_on_one_engine_goes_on_over_a_pool_of_which_one_i
 # Faults that a process has, with engines that need no model; `engines/ray/test_pool.py` has others.
 
 
-@pytest.mark.parametrize("fault", ["crash", "hang"])
-async def test_an_engine_that_fails_once_is_brought_back_and_nobody_notices(
-    tmp_path: Path, fault: str
-) -> None:
-    engine = LightEngineBuilder(fault=fault, flag=str(tmp_path / "flag"))
-    async with light_pool(num_engines=1, engine=engine, request_timeout=0.5) as pool:
-        await pool.apply(STEP)
-        async with pool.lend() as host:
-            await host.load(GENOMES)
-            assert await texts(host, requests(1)) == await expected([STEP], 1, GENOMES)
-        assert pool.stats()["restarted"] == 1
-        fingerprint = await pool.apply(STEP)
-        assert fingerprint == await LightEngine("", "").restore([STEP, STEP])
-
-
 async def test_a_rollout_is_cancelled_where_it_runs_and_errors_arrive_as_themselves() -> None:
     never = SampleRequest("centre", Observation((NEVER,)), WARM)
     too_long = SampleRequest("centre", Observation((1,) * 65), WARM)
@@ -192,50 +176,7 @@ async def test_a_rollout_is_cancelled_where_it_runs_and_errors_arrive_as_themsel
         await pool.sample(requests("centre")[0])
 
 
-@chz.chz
-class KillingBuilder(TrackerBuilder):
-    """Builds a tracker that kills all engines after the third generation."""
-
-    def __call__(self, run: RunInfo) -> Tracker:
-        return Killing()
-
-
-class Killing(Tracker):
-    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        if generation == 2:
-            for host in PoolBuilder.made[-1].members:
-                os.kill(host.pid, signal.SIGKILL)
-
-    def log_rollouts(self, *_: Any) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-async def test_when_all_engines_are_lost_the_run_stops_and_can_be_resumed(tmp_path: Path) -> None:
-    light = LightEngineBuilder()
-    fields: dict[str, Any] = {"num_generations": 6, "eval_every": 0}
-    whole = await history(tmp_path / "whole", BASE, light, **fields)
-
-    pool = PoolBuilder(num_engines=2, engine=light, max_restarts=0)
-    with pytest.raises(EngineError, match=r"no engine of the pool is left .* can be resumed"):
-        await history(tmp_path / "lost", BASE, pool, trackers=KillingBuilder(), **fields)
-    assert (tmp_path / "lost" / "history.jsonl").read_bytes().count(b"\n") == 1 + 3
-    assert await history(tmp_path / "lost", BASE, pool, **fields) == whole
-
-
 # Clusters that are not what was asked for.
-
-
-async def test_a_cluster_without_room_is_named_with_what_it_has() -> None:
-    with pytest.raises(ConfigError) as caught:
-        async with light_pool(num_gpus=1, start_timeout=1):
-            pass
-    assert str(caught.value) == (
-        "within engine.start_timeout=1 s there was no room on the Ray cluster for 2 engines with "
-        f"CPU 1 and GPU 1 each; it has CPU {CPUS} and GPU 0 in all"
-    )
 
 
 ALONE = """

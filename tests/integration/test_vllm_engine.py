@@ -1,10 +1,9 @@
 """Real vLLM on real (tiny) models, held against transformers and against the torch engine.
 
-Of some, linear weights are transposed or fused experts.
+Of some, linear weights are transposed.
 """
 
 import asyncio
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,9 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.common.errors import ConfigError, EngineError, RequestError
-from es_cookbook.engines.base import LogprobsRequest, SampleRequest
-from es_cookbook.engines.torch import processor
-from es_cookbook.engines.torch.processor import Rates
+from es_cookbook.engines.base import LogprobsRequest
+from es_cookbook.engines.torch.kernels import products
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome, MuonRule, Offsets, OffsetsRule, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
@@ -32,9 +30,9 @@ from es_cookbook.runs.centre.snapshots import write_snapshot
 from tests.adapters import make_adapter
 from tests.engines.running import Running
 from tests.engines.torch.reference import Reference, request
+from tests.families import sampled
 from tests.integration.vllm_models import CONTEXT, make_vllm_model
 from tests.linear_models import LINEAR_FAMILIES, make_linear_model
-from tests.listening import listening
 from tests.tiny_models import save_with_tokenizer
 
 psutil = pytest.importorskip("psutil")  # comes with vLLM
@@ -93,14 +91,10 @@ SPACES = {
     "adapters": ("llama", Adapter(rank=3, exclude=("*up_proj*", "lm_head*"))),
     "transposed, untied head": ("gpt2, untied", LowRank(rank=2)),
     "transposed, adapters": ("gpt2", Adapter(rank=2, init="orthogonal")),
-    "experts, dense": ("qwen3_moe", FullRank()),
-    "experts that stay": ("qwen3_moe", LowRank(exclude=("*.experts.*",))),
-    "transposed experts with biases, dense": ("gpt_oss", FullRank()),
-    "experts under other names in the checkpoint, dense": ("mixtral", FullRank()),
 }
 
 
-@pytest.mark.parametrize("which", SPACES)
+@pytest.mark.parametrize("which", sampled(SPACES, 3))
 def test_every_target_answers_as_its_merged_weights_would(
     model: Callable[[str], Path], which: str, tmp_path: Path
 ) -> None:
@@ -199,7 +193,7 @@ def test_bfloat16_is_held_in_float32_where_the_processor_multiplies_that_faster(
     narrow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights are rounded all the same: answers and fingerprints are those of bfloat16 weights."""
-    monkeypatch.setattr(processor, "rates", lambda: Rates(100.0, 25.0, packs=False))
+    monkeypatch.setattr(products, "multiplies_bfloat16", lambda: False)
     reference = Reference(narrow, LowRank())
     with VLLM(narrow, LowRank(), max_genomes=1) as running:
         assert running.engine.traits.base_dtype == "bfloat16"
@@ -213,15 +207,6 @@ def test_bfloat16_is_held_in_float32_where_the_processor_multiplies_that_faster(
         prompt, continuation = (5, 6, 7), (8, 9, 10, 11)
         (found,) = running.score([LogprobsRequest("centre", prompt, continuation)])
         reference.check_logprobs(prompt, continuation, found)
-
-
-def test_bfloat16_that_onednn_does_not_multiply_is_left_to_torch(
-    narrow: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    with VLLM(narrow, LowRank(), max_genomes=1, dtype="bfloat16") as running:
-        (answer,) = running.sample([request("centre", PROMPTS[0])])
-    assert len(answer.tokens_T) == 12
 
 
 def check_restoring_from_a_snapshot(running: Running, reference: Reference, path: Path) -> None:
@@ -251,27 +236,6 @@ def test_logprobs_of_a_continuation_up_to_the_full_context(low_rank: Running) ->
         found = low_rank.score([LogprobsRequest(target, *case) for case in cases])
         for case, logprobs in zip(cases, found, strict=True):
             reference.check_logprobs(*case, logprobs)
-
-
-def test_prefixes_are_cached_and_no_longer_than_they_hold(low_rank: Running) -> None:
-    engine = low_rank.engine
-    low_rank.portal.call(engine.restore, [])
-    prompt = tuple(3 + i % 35 for i in range(50))
-
-    def cached_by(asked: SampleRequest) -> float:
-        before = engine.stats()["cached_tokens"]
-        low_rank.sample([asked])
-        return engine.stats()["cached_tokens"] - before
-
-    low_rank.load(genomes(2))
-    assert [cached_by(request(0, prompt)) for _ in range(2)] == [0, 32]
-    assert cached_by(request(1, prompt)) == 0
-    assert [cached_by(request("base", prompt)) for _ in range(2)] == [0, 32]
-    low_rank.load(genomes(2, first=500))
-    assert cached_by(request(0, prompt)) == 0
-    low_rank.portal.call(engine.apply, STEPS[0])
-    assert cached_by(request("centre", prompt)) == 0
-    assert cached_by(request("base", prompt)) == 32  # The base is the base, whatever moved.
 
 
 def test_a_genomes_next_turn_goes_on_from_its_own_cache_and_never_anothers(
@@ -362,34 +326,7 @@ def test_what_cannot_be_served_is_refused_and_the_rest_goes_on(low_rank: Running
         low_rank.sample([request(0, (5,) * CONTEXT)])
     with pytest.raises(RequestError, match=r"vLLM refuses a request: temperature .* got 3\.0"):
         low_rank.sample([request(0, (5,), temperature=3.0)])
-    with pytest.raises(
-        RequestError, match=r"temperature 0 \(greedy\), or from 0.01 on, found 0.005"
-    ):
-        low_rank.sample([request(0, (5,), temperature=0.005)])
     assert low_rank.sample([request(0, (5,), max_tokens=1)])
-
-
-def test_nobody_on_another_machine_can_reach_an_engine(low_rank: Running) -> None:
-    ports, elsewhere = listening()
-    assert ports > 0 and elsewhere == set()
-
-
-def test_a_closed_engine_says_so(low_rank: Running) -> None:
-    """The last that is done with the shared engine."""
-    engine = low_rank.engine
-
-    async def close_under_way() -> None:
-        asked = request("centre", (5,), max_tokens=90)
-        running_request = asyncio.create_task(engine.sample(asked))
-        await asyncio.sleep(0.02)
-        await engine.close()
-        with pytest.raises(EngineError):
-            await running_request
-        await engine.close()
-
-    low_rank.portal.call(close_under_way)
-    with pytest.raises(EngineError, match="the engine is closed"):
-        low_rank.sample([request("centre", (5,))])
 
 
 def slots_of_rank(worker: Any) -> tuple[int, int, float, int, int]:
@@ -484,36 +421,12 @@ async def test_a_space_that_no_slot_can_hold_is_refused_before_vllm_starts(
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("space", [LowRank(), Adapter()], ids=["low rank", "adapter"])
-async def test_slots_of_experts_are_refused_before_vllm_starts(
-    model: Callable[[str], Path], space: SearchSpaceBuilder
-) -> None:
-    """Regression: it was found out at the first token, by a kernel that wants a GPU."""
-    before = set(psutil.Process().children(recursive=True))
-    sentence = (
-        r"engine=vllm has no LoRA slots for fused experts, and the search space perturbs "
-        r"model\.layers\.0\.mlp\.experts\.gate_up_proj\[0\]; leave them out "
-        r"\(search_space\.exclude='\*\.experts\.\*'\), or use engine=torch"
-    )
-    with pytest.raises(ConfigError, match=sentence):
-        await _start(model("qwen3_moe"), space)
-    assert set(psutil.Process().children(recursive=True)) == before
-
-
-@pytest.mark.anyio
-async def test_more_genomes_than_memory_are_refused_before_vllm_starts(
-    model: Callable[[str], Path],
-) -> None:
-    before = set(psutil.Process().children(recursive=True))
-    sentence = (
-        r"engine\.max_genomes: 2000000001 LoRA slots of .* each do not fit into the .* of this "
-        r"machine's available memory that are left beside .*; lower it to \d+ or less"
-    )
-    with pytest.raises(ConfigError, match=sentence):
-        await _start(model("qwen2"), LowRank(), max_genomes=2 * 10**9)
-    with pytest.raises(ConfigError, match=r"the engine does not fit into .* the cache 931\.32 GiB"):
-        await _start(model("qwen2"), LowRank(), kv_cache_gib=10**12 / (1 << 30))
-    assert set(psutil.Process().children(recursive=True)) == before
+async def test_experts_are_refused_before_vllm_starts(model: Callable[[str], Path]) -> None:
+    """Of the CPU build, and wherever genomes would need slots of them."""
+    with pytest.raises(ConfigError, match=r"no LoRA slots for fused experts, .*gate_up_proj\[0\]"):
+        await _start(model("qwen3_moe"), LowRank())
+    with pytest.raises(ConfigError, match=r"hosts no model with fused experts on the CPU"):
+        await _start(model("qwen3_moe"), FullRank())
 
 
 @pytest.mark.anyio
@@ -531,14 +444,3 @@ async def test_without_vllm_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ConfigError, match=r"pip install 'es-cookbook\[vllm\]'"):
         await _start(model("qwen2"), LowRank())
-
-
-def test_every_variable_that_is_set_for_vllm_is_one_that_it_reads() -> None:
-    # One was misspelt, so CUDA's workers would have been forked.
-    from vllm import envs
-
-    folder = Path(__file__).parents[2] / "es_cookbook/engines/vllm"
-    text = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
-    named = set(re.findall(r'"(VLLM_[A-Z_]+)"', text))
-    assert "VLLM_WORKER_MULTIPROC_METHOD" in named
-    assert named - envs.environment_variables.keys() == set()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from es_cookbook.common.errors import EngineError, ModelError
+from es_cookbook.common.errors import EngineError
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.low_rank import LowRank
@@ -19,7 +19,6 @@ from tests.engines.running import Running
 from tests.engines.torch.reference import request
 from tests.integration.vllm_models import make_vllm_model
 from tests.said import whole_lines
-from tests.tiny_models import make_tiny_model
 
 psutil = pytest.importorskip("psutil")  # comes with vLLM
 pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.usefixtures("warm_vllm")]
@@ -102,11 +101,3 @@ def test_a_killed_process_is_told_in_one_sentence(
 def _is_tracker(process: Any) -> bool:
     """Of multiprocessing's resources, which comes with the first process that is started."""
     return "resource_tracker" in "".join(process.cmdline())
-
-
-@pytest.mark.anyio
-async def test_a_model_that_vllm_cannot_give_slots_to_is_one_sentence(tmp_path: Path) -> None:
-    builder = VLLMEngineBuilder(**SMALL)
-    path = make_tiny_model("gpt_neox", tmp_path / "neox")
-    with pytest.raises(ModelError, match=r"^vLLM has no LoRA slot for gpt_neox\.layers.*torch$"):
-        await builder(model_name=str(path), search_space=LowRank())

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from es_cookbook.common.errors import ConfigError, EngineError
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, Target
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.engines.vllm.engine import VLLMEngineBuilder, has_quantised_product
+from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.plugins.quantised.compression import write_rounded
 from es_cookbook.plugins.quantised.spaces import QuantScales
+from tests.families import sampled
 from tests.integration.vllm_models import make_vllm_model
 from tests.quantised_models import ByLibrary, How, quantise
 
@@ -24,7 +24,8 @@ pytestmark = [
 ]
 
 needs_product = pytest.mark.skipif(
-    not has_quantised_product(), reason="vLLM multiplies quantised weights with AVX-512 only"
+    torch.backends.cpu.get_cpu_capability() != "AVX512",
+    reason="vLLM multiplies quantised weights with AVX-512 only",
 )
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 MADE = {
@@ -51,21 +52,8 @@ async def answers(builder: EngineBuilder, path: Path) -> tuple[int, torch.Tensor
         await engine.close()
 
 
-async def test_a_processor_without_the_product_is_told_before_vllm_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    model = make_vllm_model("qwen2", tmp_path / "model")
-    quantise(model, tmp_path / "quantised", tmp_path / "dequantised", How("gptq", group=32))
-    with pytest.raises(ConfigError, match="only with AVX-512, which this one does not have"):
-        await VLLMEngineBuilder()(
-            model_name=str(tmp_path / "quantised"), search_space=Adapter(rank=4)
-        )
-
-
 @needs_product
-@pytest.mark.parametrize("made_by", [*MADE, "the command quantise"])
+@pytest.mark.parametrize("made_by", sampled([*MADE, "the command quantise"], 2))
 async def test_what_the_torch_engine_evolved_is_a_base_for_adapters_in_vllm(
     tmp_path: Path, made_by: str
 ) -> None:
@@ -98,23 +86,3 @@ async def test_what_the_torch_engine_evolved_is_a_base_for_adapters_in_vllm(
     base = TARGETS.index("base")
     assert (found - narrow[1])[base].abs().mean() < 0.15, "16-bit arithmetic, twice"
     assert (before - narrow[1])[base].abs().mean() > 0.5, "and it did evolve"
-
-
-@needs_product
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        (How("gptq", group=32, shuffled=True), r"desc_act=True\) is no longer supported"),
-        (How("gptq", group=32, symmetric=False), "bits=4, sym=False"),
-    ],
-)
-async def test_what_vllm_does_not_read_is_told_with_its_reason(
-    tmp_path: Path, how: How, said: str
-) -> None:
-    model = make_vllm_model("qwen2", tmp_path / "model")
-    quantise(model, tmp_path / "quantised", tmp_path / "dequantised", how)
-    told = f"a quantised model, which engine=torch may read: .*{said}"
-    with pytest.raises(EngineError, match=told):
-        await VLLMEngineBuilder(kv_cache_gib=0.05)(
-            model_name=str(tmp_path / "quantised"), search_space=Adapter(rank=4)
-        )

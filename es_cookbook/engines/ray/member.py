@@ -4,8 +4,8 @@ A process that dies, hangs or fails is not repaired. Its member is lost: request
 `EngineLostError`, and their caller asks another engine. The pool starts a new member in its
 place.
 
-Each machine chooses the dtype of matrix products that is fastest there. In a pool the first engine
-that is built chooses for all, and one that chose otherwise at the same time is built again.
+Each machine chooses the dtype of matrix products that is fastest there. Engines of one pool must
+have the same.
 """
 
 import asyncio
@@ -15,14 +15,11 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-import chz
-
 from es_cookbook.common.errors import ConfigError, EngineError, with_notes
 from es_cookbook.common.machine.spans import NO_SPANS, Spans
-from es_cookbook.engines.base import EngineBuilder, EngineTraits
+from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.engines.ray.actor import Built
 from es_cookbook.engines.ray.cluster import Actor, ActorLostError, Cluster, Place
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.wire import Answer, Request, decode_answers, encode_requests
 from es_cookbook.rl.types import Action
 
@@ -228,7 +225,7 @@ class Ledger:
         max_restarts: and the rest up to `start_timeout` are as in `RayPoolBuilder`;
             `request_timeout` is for loading genomes and taking a step, too, `start_timeout` for
             saving.
-        first: traits of the engine that was built first.
+        products: dtype of the products of the engine that was built first, once there is one.
         steps: from the base to now, as bytes.
         snapshot: path of a centre on their way, for engines that can read it.
         fingerprints: that they give: after so many steps -> fingerprint, as far as it is known.
@@ -245,7 +242,7 @@ class Ledger:
     max_restarts: int
     request_timeout: float
     start_timeout: float
-    first: EngineTraits | None = None
+    products: str | None = None
     steps: list[bytes] = dataclasses.field(default_factory=list[bytes])
     snapshot: str | None = None
     fingerprints: dict[int, int] = dataclasses.field(default_factory=dict[int, int])
@@ -253,15 +250,6 @@ class Ledger:
         default_factory=lambda: dict.fromkeys(_COUNTERS, 0)
     )
     spans: Spans = NO_SPANS
-
-    def products_for(self, traits: EngineTraits) -> str | None:
-        """Dtype of products that an engine is to have: that of the first, now or before."""
-        if self.first is None:
-            self.first = traits
-            if traits.products is not None and isinstance(self.builder, TorchEngineBuilder):
-                # Engines that are built from now on, on whatever machine, are told.
-                self.builder = chz.replace(self.builder, products=traits.products)
-        return self.first.products
 
 
 class Member:
@@ -305,17 +293,24 @@ class Member:
         """Start it and bring it to the pool's centre.
 
         Raises:
-            ESCookbookError: It cannot be built, restored or reached, or multiplies otherwise than
-                the others.
+            ESCookbookError: It cannot be built, restored or reached.
+            ConfigError: Its products have another dtype than those of the others.
         """
-        differs = await self._build()
-        if differs and isinstance(self._ledger.builder, TorchEngineBuilder):
-            differs = await self._build()  # the builder has the others' dtype by now
-        if differs:
-            raise ConfigError(f"{differs}; with engine.engine.products=float32 they are alike")
-        await self._restore(len(self._ledger.steps))
-        assert self._actor is not None, "it is built"
-        self.mailbox.open(self._actor)
+        ledger = self._ledger
+        self._actor = actor = await ledger.cluster.start(self.place)
+        recipe = (ledger.builder, ledger.model_name, ledger.search_space)
+        started = await self._call("build", *recipe)
+        self.built, self.pid, self.node = cast("tuple[Built, int, str]", started)
+        products = self.built[0].products or "the dtype of the weights"
+        ledger.products = ledger.products or products
+        if products != ledger.products:
+            raise ConfigError(
+                f"engine {self.number} of the pool, on {self.node}, has matrix products in "
+                f"{products}, and the others have them in {ledger.products}; set "
+                "engine.engine.products=float32"
+            )
+        await self._restore(len(ledger.steps))
+        self.mailbox.open(actor)
 
     async def load(self, genomes: bytes) -> None:
         """Make genomes resident.
@@ -413,24 +408,6 @@ class Member:
             self._actor.kill()
             self._actor = None
         self._on_loss(self)
-
-    async def _build(self) -> str | None:
-        """Start a process and build an engine. Returns how it differs from others, if it does."""
-        ledger = self._ledger
-        if self._actor is not None:
-            self._actor.kill()
-        self._actor = await ledger.cluster.start(self.place)
-        recipe = (ledger.builder, ledger.model_name, ledger.search_space)
-        started = await self._call("build", *recipe)
-        self.built, self.pid, self.node = cast("tuple[Built, int, str]", started)
-        traits = self.built[0]
-        if (others := ledger.products_for(traits)) == traits.products:
-            return None
-        own, others = (name or "the dtype of the weights" for name in (traits.products, others))
-        return (
-            f"engine {self.number} of the pool, on {self.node}, has matrix products in {own}, and "
-            f"the others have them in {others}"
-        )
 
     async def _restore(self, until: int, *, from_base: bool = False) -> None:
         steps = self._ledger.steps[:until]

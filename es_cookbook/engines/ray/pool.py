@@ -114,11 +114,6 @@ class RayPoolBuilder(EngineBuilder):
         default=1800.0, doc="seconds for the cluster's room, for building and for restoring"
     )
 
-    @property
-    @override
-    def least_temperature(self) -> float:
-        return self.engine.least_temperature
-
     @chz.validate
     def _ranges(self) -> None:
         check_range(self, "num_engines", "num_cpus", above=0, prefix="engine.")
@@ -190,15 +185,6 @@ class RayPoolBuilder(EngineBuilder):
 
 class DisagreementError(EngineError):
     """An engine whose centre is not the pool's, even after it was restored."""
-
-    @classmethod
-    def of(cls, number: int, found: int, expected: int) -> "DisagreementError":
-        """Names the engine and both fingerprints."""
-        return cls(
-            f"engine {number} of the pool was restored from the base model and all steps, and its "
-            f"centre has fingerprint {found:016x} where the others have {expected:016x}; engines "
-            "of one pool need the same model files and the same version of es_cookbook"
-        )
 
 
 class _AskingHost(Host):
@@ -519,7 +505,12 @@ class RayPool(_AskingHost, Engine):
         for member, fingerprint in found.items():
             expected = fingerprint if expected is None else expected
             if fingerprint != expected:
-                raise DisagreementError.of(member.number, fingerprint, expected)
+                raise DisagreementError(
+                    f"engine {member.number} of the pool was restored from the base model and all "
+                    f"steps, and its centre has fingerprint {fingerprint:016x} where the others "
+                    f"have {expected:016x}; engines of one pool need the same model files and the "
+                    "same version of es_cookbook"
+                )
         if expected is not None:
             self._ledger.fingerprints[position] = expected
 

@@ -29,9 +29,9 @@ from es_cookbook.engines.base import ModelEngineBuilder
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from es_cookbook.engines.torch.forward.cache_size import CacheSize
-    from es_cookbook.engines.torch.forward.path import Path as RowPath
     from es_cookbook.engines.torch.host import TorchEngine
+    from es_cookbook.engines.torch.kernels.modules import Path as RowPath
+    from es_cookbook.engines.torch.memory import CacheSize
     from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 _CPU_PASS, _GPU_PASS = 1024, 4096
@@ -91,12 +91,11 @@ class TorchEngineBuilder(ModelEngineBuilder):
 
     def _build(self, model_name: str, search_space: "SearchSpaceBuilder") -> "TorchEngine":
         # torch and transformers, which a Config does without.
-        from es_cookbook.engines.torch.forward.self_check import right_path
-        from es_cookbook.engines.torch.host import Wanted, load
+        from es_cookbook.engines.torch.host import load
+        from es_cookbook.engines.torch.self_check import right_path
 
-        wanted = Wanted(self.dtype, self.products, self.device)
-        model, tokenizer, space = load(model_name, search_space, wanted)
-        products = wanted.products_of(model.dtype)
+        options = self.dtype, self.products, self.device
+        model, tokenizer, space, products = load(model_name, search_space, *options)
         path, cache_size = right_path(model, space, self.context_length(model), products)
         return self.around(model, tokenizer, space, path, cache_size)
 

@@ -36,16 +36,19 @@ from es_cookbook.engines.base import (
     check_logprobs,
     check_sample,
 )
-from es_cookbook.engines.torch.forward.flat import FlatForward, new_cache
-from es_cookbook.engines.torch.forward.own import OwnForward
-from es_cookbook.engines.torch.forward.path import Path as RowPath
-from es_cookbook.engines.torch.forward.prefix_cache import PrefixCache
-from es_cookbook.engines.torch.forward.slots import Forward
-from es_cookbook.engines.torch.forward.work_queue import Work, WorkQueue
-from es_cookbook.engines.torch.lane import Answer, Lane
+from es_cookbook.engines.torch.flat import FlatForward, new_cache
+from es_cookbook.engines.torch.kernels.modules import Path as RowPath
+from es_cookbook.engines.torch.kernels.products import (
+    multiplies_bfloat16,
+    multiplies_int8,
+    products_of,
+)
+from es_cookbook.engines.torch.lane import Answer, Lane, WorkQueue
 from es_cookbook.engines.torch.memory import CachePlan, check_weights_fit, trim, weight_bytes
-from es_cookbook.engines.torch.processor import has_int8, products_of, rates
+from es_cookbook.engines.torch.own import OwnForward
+from es_cookbook.engines.torch.prefix_cache import PrefixCache
 from es_cookbook.engines.torch.resident_weights import ResidentWeights, packed_bytes
+from es_cookbook.engines.torch.slots import Forward, Work
 from es_cookbook.engines.vocabulary import Vocabulary
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
@@ -54,87 +57,44 @@ from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.types import Action
 
 
-class Wanted:
-    """The dtypes and the device of a model, as its user asks for them.
+def load(
+    model_name: str, search_space: SearchSpaceBuilder, dtype: str, products: str, device_name: str
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, SearchSpace, torch.dtype]:
+    """Load a model on its device, after it is known to fit there.
 
     Args:
-        dtype: of weights, `engine.dtype`.
+        model_name: a directory or Hub name.
+        search_space: what genomes perturb.
+        dtype: `engine.dtype`, of weights.
         products: `engine.products`.
         device_name: `engine.device`.
 
-    Attributes:
-        dtype: of weights.
-        device: there is such.
-
-    Raises:
-        ConfigError: There is no such device, or products are chosen on another than the CPU.
-    """
-
-    def __init__(self, dtype: str, products: str, device_name: str) -> None:
-        self.dtype, self._products = dtype, products
-        self.device = _device(device_name)
-        if products != "auto" and self.device.type != "cpu":
-            raise ConfigError(
-                f"engine.products={products} is for the CPU, and the model is on "
-                f"{self.device.type}, where products have the dtype of the weights; leave it out, "
-                "or set engine.dtype"
-            )
-
-    def check_space(self, space: SearchSpace) -> None:
-        """Raises ConfigError if products with genomes of this space cannot be as asked for."""
-        if self._products == "int8" and space.is_dense:
-            raise ConfigError(
-                "engine.products=int8 rounds the weights that genomes share, and in this search "
-                "space each has its own; use engine.products=float32, or search_space=low_rank"
-            )
-
-    def products_of(self, weights: torch.dtype) -> torch.dtype:
-        """Dtype of products with weights of a dtype; says what a slow choice costs.
-
-        Raises:
-            ConfigError: They would round weights that are not in bfloat16, or this processor has
-                no such instructions.
-        """
-        if self.device.type != "cpu":
-            return weights
-        if self._products == "int8":
-            _check_int8()
-            return torch.int8
-        is_bfloat16 = weights == torch.bfloat16
-        if self._products == "bfloat16" and not is_bfloat16:
-            raise ConfigError(
-                "engine.products=bfloat16 takes weights in bfloat16, and these are in "
-                f"{dtype_name(weights)}; set engine.dtype=bfloat16 as well, or "
-                "engine.products=float32"
-            )
-        typed = self._products if self._products != "auto" else self.dtype
-        if typed == "auto":
-            return products_of(weights, self.device)
-        if typed != "bfloat16":
-            return torch.float32
-        if (slowdown := rates().slowdown) > 1:
-            say_once(
-                f"engine.{'dtype' if self._products == 'auto' else 'products'}=bfloat16: products "
-                f"in bfloat16 take {slowdown:.1f} times as long as those in float32 here; "
-                "engine.products=float32 keeps the weights in bfloat16 and multiplies in float32"
-            )
-        return torch.bfloat16
-
-
-def load(
-    model_name: str, search_space: SearchSpaceBuilder, wanted: Wanted
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, SearchSpace]:
-    """The model on its device, after it is known to fit there, with what genomes perturb of it.
+    Returns:
+        The model, its tokenizer, the search space over it, and the dtype of its products.
 
     Raises:
         ModelError: It cannot be read, or the search space does not suit it.
-        ConfigError: It does not fit.
+        ConfigError: It does not fit, there is no such device, or products cannot be as asked for.
     """
+    device = _device(device_name)
     tokenizer = load_tokenizer(model_name)
-    needed = _weight_bytes(model_name, search_space, wanted)
-    check_weights_fit(model_name, needed, wanted.device)
-    model = load_causal_lm(model_name, wanted.dtype, wanted.device)
-    return model, tokenizer, search_space(parameter_infos(model), _read_adapter)
+    architecture = architecture_for(search_space, model_name)
+    space = search_space(parameter_infos(architecture), _read_adapter)
+    if products == "int8" and space.is_dense:
+        raise ConfigError(
+            "engine.products=int8 rounds the weights that genomes share, and in this search space "
+            "each has its own; use engine.products=float32, or search_space=low_rank"
+        )
+    configured = cast("torch.dtype | None", architecture.config.dtype)
+    held = configured if dtype == "auto" else getattr(torch, dtype)
+    packed = (
+        packed_bytes(space, chosen_products(products, dtype, held, device), device) if held else 0
+    )
+    size = (held or torch.float32).itemsize  # unset, the weights tell, which have at most 32 bits
+    check_weights_fit(model_name, weight_bytes(architecture, space, size, packed), device)
+    model = load_causal_lm(model_name, dtype, device)
+    space = search_space(parameter_infos(model), _read_adapter)
+    return model, tokenizer, space, chosen_products(products, dtype, model.dtype, device)
 
 
 def _read_adapter(path: Path, weights: Mapping[str, tuple[int, int]]) -> StoredAdapter:
@@ -143,27 +103,48 @@ def _read_adapter(path: Path, weights: Mapping[str, tuple[int, int]]) -> StoredA
     return read_adapter(path, weights)
 
 
-def _weight_bytes(
-    model_name: str, search_space: SearchSpaceBuilder, wanted: Wanted
-) -> tuple[int, int, int]:
-    architecture = architecture_for(search_space, model_name)
-    space = search_space(parameter_infos(architecture), _read_adapter)
-    wanted.check_space(space)
-    configured = cast("torch.dtype | None", architecture.config.dtype)
-    held = configured if wanted.dtype == "auto" else getattr(torch, wanted.dtype)
-    if held is None:  # the weights tell, which have at most 32 bits
-        return weight_bytes(architecture, space, torch.float32.itemsize)
-    packed = packed_bytes(space, wanted.products_of(held), wanted.device)
-    return weight_bytes(architecture, space, held.itemsize, packed)
+def chosen_products(
+    products: str, dtype: str, weights: torch.dtype, device: torch.device
+) -> torch.dtype:
+    """The dtype of products with weights of a dtype, given `engine.products` and `engine.dtype`.
 
-
-def _check_int8() -> None:
-    if not has_int8():
+    Raises:
+        ConfigError: Products are chosen on another device than the CPU, would round weights that
+            are not in bfloat16, or this processor has no such instructions.
+    """
+    if device.type != "cpu":
+        if products != "auto":
+            raise ConfigError(
+                f"engine.products={products} is for the CPU, and the model is on {device.type}, "
+                "where products have the dtype of the weights; leave it out, or set engine.dtype"
+            )
+        return weights
+    if products == "int8":
+        if not multiplies_int8():
+            raise ConfigError(
+                "engine.products=int8 takes a processor with AVX512_VNNI or AVX-VNNI, and this one "
+                "has neither, or is held to fewer instructions; leave it out, or set "
+                "engine.products=float32"
+            )
+        return torch.int8
+    if products == "bfloat16" and weights != torch.bfloat16:
         raise ConfigError(
-            "engine.products=int8 takes a processor with AVX512_VNNI or AVX-VNNI, and this one has "
-            "neither, or is held to fewer instructions; leave it out, or set "
-            "engine.products=float32"
+            f"engine.products=bfloat16 takes weights in bfloat16, and these are in "
+            f"{dtype_name(weights)}; set engine.dtype=bfloat16 as well, or engine.products=float32"
         )
+    asked = products if products != "auto" else dtype
+    if asked == "auto":
+        return products_of(weights, device)
+    if asked != "bfloat16":
+        return torch.float32
+    if not multiplies_bfloat16():
+        say_once(
+            f"engine.{'dtype' if products == 'auto' else 'products'}=bfloat16: this processor has "
+            "no instructions for bfloat16, and such products take several times as long as those "
+            "in float32; engine.products=float32 keeps the weights in bfloat16 and multiplies in "
+            "float32"
+        )
+    return torch.bfloat16
 
 
 def _device(name: str) -> torch.device:
@@ -210,7 +191,7 @@ class TorchEngine(Engine):
         )
         self._queue = WorkQueue(plan.num_lanes)
         cache = self._cache = new_cache(model.device, plan.num_blocks, path.kept)
-        self._prefixes = PrefixCache(cache, plan.num_idle_blocks, self._queue.waiting)
+        self._prefixes = PrefixCache(cache, plan.num_idle_blocks)
         vocabulary = Vocabulary(model, self.tokenizer)
         self._limits = self.traits.context_length, vocabulary.size
         self._never = vocabulary.never

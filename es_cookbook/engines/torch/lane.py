@@ -1,34 +1,36 @@
-"""A lane: one thread that runs requests through one model at a time, with continuous batching.
+"""Lanes, and the queue of requests that they share.
 
-Requests wait in a `WorkQueue` shared by all lanes. A lane takes as many as it has slots for,
-prefills them together, and then decodes one token for all of its slots at a time; finished rows
-leave, waiting requests enter. Slots come in blocks of `ROWS_PER_BLOCK` that belong to one genome,
-because the low-rank parts are computed by block.
+A lane is one thread that runs requests through one model at a time, with continuous batching. It
+takes as many as it has slots for, prefills them together, and then decodes one token for all of its
+slots at a time; finished rows leave, waiting requests enter. Slots come in blocks of
+`ROWS_PER_BLOCK` that belong to one genome, because the low-rank parts are computed by block.
 
 On the CPU there is a lane for each core, and each runs on one thread: nothing waits at a barrier,
 and a row's bits do not depend on the number of cores. On CUDA and MPS there is one lane.
 """
 
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeAlias
 
 import numpy as np
 import torch
 
-from es_cookbook.engines.base import SampleRequest
-from es_cookbook.engines.torch.forward.attention import round_up
-from es_cookbook.engines.torch.forward.population_layers import PopulationModel
-from es_cookbook.engines.torch.forward.slots import (
+from es_cookbook.engines.base import LogprobsRequest, SampleRequest
+from es_cookbook.engines.torch.attention import round_up
+from es_cookbook.engines.torch.kernels.attention import STEP
+from es_cookbook.engines.torch.memory import CachePlan
+from es_cookbook.engines.torch.population_layers import ROWS_PER_BLOCK, PopulationModel
+from es_cookbook.engines.torch.slots import (
     Forward,
     SlotTable,
+    Work,
     choose_tokens,
     token_logprobs,
 )
-from es_cookbook.engines.torch.forward.work_queue import Work, WorkQueue
-from es_cookbook.engines.torch.kernels.attention import STEP
-from es_cookbook.engines.torch.memory import CachePlan
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.types import Action
 
@@ -41,6 +43,188 @@ _BATCHES_BEFORE_YIELD = 4
 
 Answer: TypeAlias = Action | list[float]
 """To a sample request, and to a logprobs request."""
+
+
+_ByRow: TypeAlias = dict[int, deque[Work]]
+"""Requests for one model, by their genomes' rows."""
+
+
+class WorkQueue:
+    """Requests that wait, by model and genome. Thread-safe.
+
+    Attributes:
+        changed: notified when work arrives or the queue closes; guards the rest.
+        closed: no more work is handed out.
+        num_cancelled: requests cancelled so far, so that lanes know when to look.
+    """
+
+    def __init__(self, num_lanes: int) -> None:
+        self.changed = threading.Condition()
+        self.closed = False
+        self.num_cancelled = 0
+        self._num_lanes = num_lanes
+        self._sample: dict[PopulationModel, _ByRow] = {}
+        self._score: dict[PopulationModel, _ByRow] = {}
+        self._lanes_on: dict[PopulationModel, int] = {}
+        # Lanes that have their share of what waits for a model, until more comes.
+        self._served: dict[PopulationModel, set[int]] = {}
+
+    def put(self, works: Sequence[Work]) -> None:
+        """Add requests and wake the lanes."""
+        with self.changed:
+            for work in works:
+                scores = isinstance(work.request, LogprobsRequest)
+                by_row = (self._score if scores else self._sample).setdefault(work.model, {})
+                by_row.setdefault(work.row, deque()).append(work)
+                if not scores:
+                    self._served[work.model] = set()
+            self.changed.notify_all()
+
+    def wait_for_model(self) -> PopulationModel | None:
+        """The model a free lane should turn to, the one fewest lanes are on; None when closed."""
+        with self.changed:
+            while not self.closed:
+                models = [*self._score, *self._sample]
+                if models:
+                    model = min(models, key=lambda m: self._lanes_on.get(m, 0))
+                    self._lanes_on[model] = self._lanes_on.get(model, 0) + 1
+                    return model
+                self.changed.wait()
+            return None
+
+    def leave(self, model: PopulationModel) -> None:
+        """A lane turns away from a model."""
+        with self.changed:
+            self._lanes_on[model] -= 1
+            if not self._lanes_on[model]:
+                del self._lanes_on[model]
+            # It is the others' turn now, where any wait as well.
+            if model in self._score:
+                self._score[model] = self._score.pop(model)
+            if model in self._sample:
+                self._sample[model] = self._sample.pop(model)
+
+    def others_wait(self, model: PopulationModel) -> bool:
+        """Whether requests for other models wait."""
+        with self.changed:
+            return any(m is not model for m in (*self._score, *self._sample))
+
+    def num_waiting(self, model: PopulationModel) -> int:
+        """Sample requests that wait for a model."""
+        with self.changed:
+            return sum(len(works) for works in self._sample.get(model, {}).values())
+
+    def longest(self, model: PopulationModel) -> int:
+        """Most cache tokens that a waiting request for this model needs; 0 if none waits."""
+        with self.changed:
+            by_row = self._sample.get(model, {})
+            return max((work.length for works in by_row.values() for work in works), default=0)
+
+    def take_samples(
+        self,
+        model: PopulationModel,
+        free_of_row: dict[int, int],
+        empty_blocks: int,
+        max_length: int,
+        alike: Callable[[Work], Hashable],
+    ) -> list[Work]:
+        """Requests for the free slots in blocks of each genome, then for empty blocks.
+
+        Returns a lane's share of those that need at most `max_length` cache tokens and that are all
+        `alike`: as many of a genome as it has free slots, and more in whole blocks.
+        """
+        taken: list[Work] = []
+        with self.changed:
+            by_row = self._sample.get(model)
+            if not by_row:
+                return taken
+            lane, served = threading.get_ident(), self._served[model]
+            # A lane that has had its share comes again where others may have gone elsewhere.
+            lanes = self._num_lanes - (0 if lane in served else len(served))
+            served.add(lane)
+            share = round_up(-(-sum(map(len, by_row.values())) // max(1, lanes)), ROWS_PER_BLOCK)
+
+            def pop(row: int, most: int) -> list[Work]:
+                works = by_row[row]
+                popped: list[Work] = []
+                others: list[Work] = []
+                while works and len(popped) < most and not _too_long(works[0], max_length):
+                    work = works.popleft()
+                    if not work.cancelled:
+                        first = (taken or popped or [work])[0]
+                        (popped if alike(work) == alike(first) else others).append(work)
+                works.extendleft(reversed(others))
+                if not works:
+                    del by_row[row]
+                return popped
+
+            for row, free in free_of_row.items():
+                if row in by_row:
+                    taken += pop(row, min(free, share - len(taken)))
+            waiting = {row: len(works) for row, works in by_row.items()}
+            row = None
+            while empty_blocks > 0 and len(taken) < share and waiting:
+                if row not in waiting:  # all of one genome together: they share prompts
+                    row = max(waiting, key=waiting.__getitem__)
+                works = pop(row, ROWS_PER_BLOCK)
+                taken += works
+                empty_blocks -= bool(works)
+                waiting[row] = len(by_row.get(row, ()))
+                if not works and row in by_row and _too_long(by_row[row][0], max_length):
+                    break  # or shorter requests could hold it up for ever
+                if not works or not waiting[row]:
+                    del waiting[row]
+            if not by_row:
+                del self._sample[model], self._served[model]
+        return taken
+
+    def put_back(self, works: Sequence[Work]) -> None:
+        """Let requests that were taken wait on, before all others."""
+        with self.changed:
+            for work in reversed(works):
+                by_row = self._sample.setdefault(work.model, {})
+                by_row.setdefault(work.row, deque()).appendleft(work)
+                self._served.setdefault(work.model, set())
+
+    def take_all(self, model: PopulationModel) -> list[Work]:
+        with self.changed:
+            self._served.pop(model, None)
+            by_rows = self._score.pop(model, {}), self._sample.pop(model, {})
+            return [work for by_row in by_rows for works in by_row.values() for work in works]
+
+    def take_scores(self, model: PopulationModel, max_tokens: int) -> list[Work]:
+        """Logprobs requests of together at most `max_tokens` tokens, at least one if any waits.
+
+        All of one genome come together: they share prompts.
+        """
+        with self.changed:
+            by_row = self._score.get(model, {})
+            taken: list[Work] = []
+            tokens = 0
+            for row, works in list(by_row.items()):
+                while works and (not taken or tokens + works[0].length <= max_tokens):
+                    work = works.popleft()
+                    if not work.cancelled:
+                        taken.append(work)
+                        tokens += work.length
+                if works:
+                    break
+                del by_row[row]
+            if not by_row:
+                self._score.pop(model, None)
+            return taken
+
+    def close(self) -> list[Work]:
+        """Wake the lanes to leave. Returns what still waited."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+            models = {*self._score, *self._sample}
+            return [work for model in models for work in self.take_all(model)]
+
+
+def _too_long(work: Work, max_length: int) -> bool:
+    return not work.cancelled and work.length > max_length
 
 
 class Lane:
@@ -155,7 +339,7 @@ class Lane:
             table.free_slots_of_genomes(),
             table.num_empty_blocks(),
             table.slot_length,
-            self.forward,
+            self.forward.alike,
         )
         works = self.forward.admit(waited)
         if len(works) < len(waited):
@@ -172,7 +356,7 @@ class Lane:
     def _decode(self) -> None:
         """One more token for every running request."""
         table = self._table
-        if self.forward.elastic and (order := table.packed_order()) is not None:
+        if (order := table.packed_order()) is not None:
             self.forward.keep(order)
             table.reorder(order)
         logits, rows = self.forward.decode(table)

@@ -14,10 +14,6 @@ They sample a token for a prompt of which only a part is computed, discard it, a
 random number generator back by an offset, which a generator on the CPU does not have. Here nothing
 is drawn from it for such a token.
 
-The weights of fused experts are packed in the same way, and are kept here as they were loaded too.
-With LoRA slots anywhere in the model, vLLM would also take Triton's kernels for all experts, which
-CPUs have not. No genome has slots of experts (`memory` refuses it), so experts are told of none.
-
 A layer of 8-bit integers leaves its weight to oneDNN and has none itself, and it is the weight that
 LoRA asks where its slots belong. Here that is the CPU.
 """
@@ -34,10 +30,7 @@ from vllm import _custom_ops as ops
 from vllm.lora.layers import base_linear
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.model_executor.layers import utils
-from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method
-from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
-from es_cookbook.common.errors import ModelError
 from es_cookbook.common.machine.compiled import compiled
 
 _PRODUCTS_KEPT = 32
@@ -45,7 +38,7 @@ _PRODUCTS_KEPT = 32
 
 
 def prepare() -> None:
-    """Replace all of it in this process."""
+    """Replace all of this in the current process."""
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # not needed on GPUs
 
     utils.dispatch_cpu_unquantized_gemm = _keep_weight
@@ -54,9 +47,6 @@ def prepare() -> None:
     PunicaWrapperCPU.add_lora_logits = _add_lora_logits
     runner = cast(Any, CPUModelRunner)
     runner.sample_tokens = _without_idle_generators(runner.sample_tokens)
-    _experts.process_weights_after_loading = _keep_weights
-    _experts.apply = _pack_and_multiply
-    _methods.select_unquantized_moe_backend = _select_without_lora
 
 
 def weights_changed() -> None:
@@ -240,48 +230,3 @@ def _add_rows(
                 for k in range(rank):
                     total += h[k] * b_slot[o, k]
                 y_t[o] += total
-
-
-_experts = cast(Any, CPUUnquantizedExperts)
-_pack: Callable[[object, torch.nn.Module], None] = _experts.process_weights_after_loading
-_multiply: Callable[..., None] = _experts.apply
-_methods = cast(Any, unquantized_fused_moe_method)
-_select_backend: Callable[[object], object] = _methods.select_unquantized_moe_backend
-
-
-def _select_without_lora(moe_config: object) -> object:
-    cast(Any, moe_config).is_lora_enabled = False
-    return _select_backend(moe_config)
-
-
-def _keep_weights(self: object, layer: torch.nn.Module) -> None:
-    """In place of packing, which is done at the first use."""
-    experts = cast(Any, self)
-    size = experts.moe_config.intermediate_size_per_partition
-    padded = experts._padded_intermediate_size(experts.moe_config)
-    if hasattr(layer, "w13_bias") and padded != size:
-        raise ModelError(
-            f"vLLM pads experts of {size} intermediate features with biases for its CPU kernels, "
-            "in a way that es_cookbook does not know; use engine=torch"
-        )
-
-
-def _pack_and_multiply(
-    self: object,
-    output: torch.Tensor,
-    hidden_states: torch.Tensor,
-    w1: torch.Tensor,
-    w2: torch.Tensor,
-    *others: object,
-    **more: object,
-) -> None:
-    """`CPUUnquantizedExperts.apply` of weights as they were loaded: w1 (E, 2I, H), w2 (E, H, I)."""
-    own = vars(self)
-    if own.get("_packed_at") != _PackedLinear.num_changes:
-        packed = torch.nn.Module()
-        packed.w13_weight = torch.nn.Parameter(w1.detach(), requires_grad=False)
-        packed.w2_weight = torch.nn.Parameter(w2.detach(), requires_grad=False)
-        _pack(self, packed)
-        own["_packed"] = packed.w13_weight, packed.w2_weight
-        own["_packed_at"] = _PackedLinear.num_changes
-    _multiply(self, output, hidden_states, *own["_packed"], *others, **more)

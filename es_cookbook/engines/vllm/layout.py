@@ -26,7 +26,7 @@ from es_cookbook.engines.genome_terms import Places, Slots
 from es_cookbook.evolution.noise import Part
 from es_cookbook.evolution.spaces.base import ParameterInfo
 
-_BACKENDS_AS_LOADED = ("CPU", "TRITON", "BATCHED_TRITON")
+_BACKENDS_AS_LOADED = ("TRITON", "BATCHED_TRITON")
 """vLLM's kernels of experts that take weights as its loader leaves them."""
 
 _BASE = 256

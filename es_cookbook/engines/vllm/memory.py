@@ -21,8 +21,8 @@ from es_cookbook.checkpoints.linear_weights import linear_weights, split_member
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import GIB, show_bytes
-from es_cookbook.engines.torch.forward.attention import round_up
-from es_cookbook.engines.torch.forward.cache_size import flat_cache_size
+from es_cookbook.engines.torch.attention import round_up
+from es_cookbook.engines.torch.memory import flat_cache_size
 from es_cookbook.evolution.centre import on_gpu as centre_on_gpu
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 
@@ -222,11 +222,18 @@ def arguments_for_experts(
 
     vLLM makes slots of all that it can, and has kernels for experts' slots not everywhere; some of
     its kernels for GPUs want experts' weights shuffled.
+
+    Raises:
+        ConfigError: vLLM's kernels for the CPU pack them and leave nothing to be moved.
     """
     if not any(split_member(name)[1] is not None for name in linear_weights(model)):
         return {}
+    if on_cpu:
+        raise ConfigError(
+            "model_name: engine=vllm hosts no model with fused experts on the CPU; use engine=torch"
+        )
     layers = {name.removesuffix(".weight").rpartition(".")[2] for name in space.weights}
-    arguments: dict[str, object] = {} if on_cpu else {"moe_backend": "triton"}
+    arguments: dict[str, object] = {"moe_backend": "triton"}
     if not space.is_dense:
         arguments["lora_target_modules"] = sorted(layers)
     return arguments

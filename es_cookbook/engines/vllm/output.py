@@ -3,8 +3,7 @@
 vLLM ends a request with "EngineCore encountered an issue. See stack trace (above)", or a start with
 "See root cause above"; above, in the output of another process, are pages. Here the processes of an
 engine print into a file, of which an error tells the cause in its sentence and the rest in a note.
-Warnings that came to nothing are logged when the engine is closed.
-Who sets VLLM_LOGGING_LEVEL wants to see it, and does.
+If VLLM_LOGGING_LEVEL is set, the user sees it.
 """
 
 import logging
@@ -12,20 +11,16 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from typing import ClassVar
 
 from es_cookbook.common.errors import EngineError
 
-LEAST_TEMPERATURE = 0.01
-"""vLLM raises lower ones to it, but for 0."""
 _LEVEL = "VLLM_LOGGING_LEVEL"
 _LONGEST_LINE = 500
 _MOST_LINES = 400
 _STDOUT, _STDERR = 1, 2
 _VLLMS_PREFIX = re.compile(r"^\([^()]*pid=\d+\) [A-Z]+ [-\d]+ [:\d]+ \[[^\]]*\] ?")
-_logger = logging.getLogger(__name__)
 _SEE_ABOVE = re.compile(r"see .*(stack trace|root cause)", re.IGNORECASE)
 
 
@@ -36,15 +31,10 @@ class Output:
         is_shown: to the user, at the level that the user has set, and not kept.
     """
 
-    _num_kept: ClassVar[int] = 0
-    """Engines that start in this process now, for which the level is not the user's."""
-
     def __init__(self) -> None:
-        self.is_shown = _LEVEL in os.environ and not Output._num_kept
+        self.is_shown = _LEVEL in os.environ
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - until `close`
         self._ignored = 0
-        self._summary: tuple[int, str | None, str] = (0, None, "")
-        self._has_failed = False
 
     @contextmanager
     def kept(self) -> Generator[None]:
@@ -60,13 +50,10 @@ class Output:
         for fd, _ in before:
             os.dup2(self._file.fileno(), fd)
         os.environ[_LEVEL] = "WARNING"
-        Output._num_kept += 1
         try:
             yield
         finally:
-            Output._num_kept -= 1
-            if not Output._num_kept:
-                os.environ.pop(_LEVEL, None)
+            os.environ.pop(_LEVEL, None)
             _flush()
             for fd, copy in before:
                 os.dup2(copy, fd)
@@ -80,41 +67,25 @@ class Output:
 
     def failure(self, what: str, error: Exception) -> EngineError:
         """An error of vLLM's in one sentence with its cause, and with all that was printed."""
-        self._has_failed = True
-        cause, printed = self._summarise()
-        said = informative_line(error)
+        lines = [] if self._file.closed else self._lines(self._ignored)
+        cause, said = _root_cause(lines), informative_line(error)
         if not self.is_shown and _SEE_ABOVE.search(cause or said):
             cause = "its process ended without a word, perhaps killed for its memory"
         failure = EngineError(f"{what}: {cause or said}")
-        if printed:
+        if any(lines):
+            printed = "\n".join(line[:_LONGEST_LINE] for line in lines[-_MOST_LINES:])
             failure.add_note(f"vLLM's processes printed:\n{printed}")
         return failure
 
     def close(self) -> None:
-        """Log what was printed, if no error has told it, and forget it all."""
-        if not self._file.closed and not self._has_failed:
-            lines = self._lines(0)
-            if any(lines):
-                _logger.info("vLLM's processes printed:\n%s", _page(lines))
+        """Forget what was printed."""
         self._file.close()
-
-    def _summarise(self) -> tuple[str | None, str]:
-        """The cause, and what was printed; many requests fail at once, and ask."""
-        size = 0 if self._file.closed else os.fstat(self._file.fileno()).st_size
-        if size > self._summary[0]:
-            lines = self._lines(self._ignored)
-            self._summary = (size, _root_cause(lines), _page(lines))
-        return self._summary[1:]
 
     def _lines(self, start: int) -> list[str]:
         """What was printed from a byte on."""
         file = self._file.fileno()
         data = os.pread(file, os.fstat(file).st_size - start, start)
         return [_VLLMS_PREFIX.sub("", line) for line in data.decode(errors="replace").split("\n")]
-
-
-def _page(lines: Sequence[str]) -> str:
-    return "\n".join(line[:_LONGEST_LINE] for line in lines[-_MOST_LINES:])
 
 
 def _root_cause(lines: Iterable[str]) -> str | None:

@@ -251,8 +251,7 @@ def entropies(
     import torch
 
     from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer
-    from es_cookbook.engines.vocabulary import learn_tokens_alone
-    from es_cookbook.plugins.gradients.learner import Learner
+    from es_cookbook.plugins.gradients.learner import Learner, learn_tokens_alone
     from es_cookbook.plugins.gradients.supervised import joined
     from es_cookbook.runs.centre.replay import open_replay
     from es_cookbook.runs.export.export import write_export

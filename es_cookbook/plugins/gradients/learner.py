@@ -21,12 +21,13 @@ from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.common.errors import ConfigError, ModelError, RunDirectoryError
+from es_cookbook.engines.torch.kernels.products import products_of
 from es_cookbook.engines.torch.memory import total_bytes
-from es_cookbook.engines.torch.processor import products_of
+from es_cookbook.engines.vocabulary import Vocabulary
 from es_cookbook.rl.rollouts import Example
 
 OPTIMIZER = "optimizer.safetensors"
@@ -361,3 +362,42 @@ def in_parts(examples: Sequence[Example], tokens_per_pass: int) -> list[list[Exa
             parts.append([])
         parts[-1].append(example)
     return parts
+
+
+_LOW = -1e9
+"""A logit that is added, and may be multiplied afterwards."""
+
+
+class _TokensAlone(torch.nn.Linear):
+    """A head whose logits of rows that are no token are far below all others.
+
+    They are by its bias, which those read that compute logits of its weight themselves. Its
+    parameters, and so its files, are as they were.
+    """
+
+    never: torch.Tensor
+
+    @property
+    def bias(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        own = self._parameters["bias"]
+        bias = self.weight.new_zeros(self.out_features) if own is None else own
+        return bias.index_fill(0, self.never.to(bias.device), _LOW)
+
+
+def learn_tokens_alone(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Change a model's own logits as engines do, so that both have one distribution.
+
+    Raises:
+        ModelError: It has rows that are no token, and a head that is no linear layer.
+    """
+    never = Vocabulary(model, tokenizer).never
+    head = cast("torch.nn.Module", model.get_output_embeddings())
+    if not never:
+        return
+    if type(head) is not torch.nn.Linear:
+        raise ModelError(
+            f"its head is a {type(head).__name__}, in which {len(never):,} rows of its vocabulary "
+            "that are no tokens cannot be left out of what is learned; accepted: a linear layer"
+        )
+    head.__class__ = _TokensAlone
+    cast("_TokensAlone", head).never = torch.tensor(sorted(never))

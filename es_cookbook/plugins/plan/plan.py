@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-    from es_cookbook.engines.torch.forward.cache_size import CacheSize
+    from es_cookbook.engines.torch.memory import CacheSize
 
 _ENGINES = Names({name: ENGINE_NAMES[name] for name in ("torch", "vllm")}, default="torch")
 _SEARCH_SPACES = Names(
@@ -222,10 +222,10 @@ class Plan:
         self.missing = self.fixed + least - self.usable
 
     def _on_torch(self, engine: TorchEngineBuilder) -> None:
-        from es_cookbook.engines.torch.forward.attention import round_up
-        from es_cookbook.engines.torch.forward.population_layers import ROWS_PER_BLOCK
+        from es_cookbook.engines.torch.attention import round_up
         from es_cookbook.engines.torch.kernels.attention import STEP
         from es_cookbook.engines.torch.memory import Memory, weight_bytes
+        from es_cookbook.engines.torch.population_layers import ROWS_PER_BLOCK
 
         self.request_tokens = round_up(self.length, STEP)
         self.pass_tokens = engine.pass_tokens(on_cpu=self.on_cpu)
@@ -271,8 +271,8 @@ class Plan:
 
     def _table_row(self, size: int) -> int:
         """Size · Σ ranks · (in + out) over matmuls; one matmul may compute q, k and v."""
-        from es_cookbook.engines.torch.forward.low_rank_tables import elements_of_row
-        from es_cookbook.engines.torch.forward.population_layers import PopulationModel
+        from es_cookbook.engines.torch.population_layers import PopulationModel
+        from es_cookbook.engines.torch.resident_weights import elements_of_row
 
         members = PopulationModel(copy.deepcopy(self.model)).group_members()
         perturbed = Counter(group for name, group, _ in members if name in self.space.shapes)
@@ -281,7 +281,7 @@ class Plan:
         )
 
     def _cache_size(self) -> "CacheSize":
-        from es_cookbook.engines.torch.forward.cache_size import Unfit, flat_cache_size
+        from es_cookbook.engines.torch.memory import Unfit, flat_cache_size
 
         try:
             return flat_cache_size(self.model, self.context, on_cpu=self.on_cpu)

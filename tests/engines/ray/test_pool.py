@@ -11,7 +11,6 @@ import anyio
 import pytest
 
 from es_cookbook.common.errors import ConfigError, EngineError, ModelError, RequestError
-from es_cookbook.common.machine.spans import Spans
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.ray.cluster import Cluster
 from es_cookbook.engines.ray.member import Ledger
@@ -33,7 +32,7 @@ async def near_pool(
     settings: dict[str, Any] = {
         "builder": LightEngineBuilder(),
         "max_restarts": 2,
-        "request_timeout": 0.4,
+        "request_timeout": 1.0,
         "start_timeout": 5.0,
     }
     made = Ledger(
@@ -108,18 +107,6 @@ async def test_an_engine_that_fails_once_is_brought_back_and_nobody_notices(
         assert await pool.apply(STEPS[1]) == await LightEngine("", "").restore(STEPS)
 
 
-async def test_prompt_tokens_of_all_engines_are_counted_also_of_one_that_died() -> None:
-    cluster = NearCluster()
-    async with near_pool(cluster, engines=2) as pool:
-        await texts(pool, asked("centre", 20))
-        cluster.dies_in = ["apply"]
-        await pool.apply(STEPS[0])
-        assert pool.stats()["restarted"] == 1
-        await texts(pool, asked("centre", 20))
-        counted = pool.stats()
-        assert (counted["prefilled_tokens"], counted["cached_tokens"]) == (40, 0)
-
-
 async def test_the_centre_is_answered_for_by_all_engines_and_logprobs_too() -> None:
     async with near_pool(NearCluster(), engines=2) as pool:
         await pool.apply(STEPS[0])
@@ -137,39 +124,6 @@ async def test_the_centre_is_answered_for_by_all_engines_and_logprobs_too() -> N
         assert (pool.traits.capacity, pool.num_engines, pool.traits.context_length) == (4, 2, 64)
         assert pool.traits.max_terms == 8
         assert pool.stats()["requests"] == 8 + 1 + 40
-
-
-async def test_what_is_sent_is_at_most_64_bytes_a_genome_beside_the_questions() -> None:
-    genomes_G = [Genome((Term(1 + g // 2, (-1) ** g * 0.01),)) for g in range(8)]
-    async with near_pool(NearCluster(), engines=2) as pool:
-        before = pool.stats()
-        for first in (0, 4):
-            async with pool.lend() as host:
-                await host.load(genomes_G[first : first + 4])
-                await texts(host, [r for g in range(4) for r in asked(g, 32)])
-        await pool.apply(Step(tuple(Term(1 + s, 0.01) for s in range(4))))
-        sent, questions = (
-            pool.stats()[key] - before[key] for key in ("sent_bytes", "question_bytes")
-        )
-        assert 16 * 8 + 2 * 16 * 4 <= sent - questions <= 64 * 8
-        assert questions < 32 * 64 * 2
-
-
-async def test_each_engine_tells_a_profile_when_it_takes_a_step() -> None:
-    class Kept(Spans):
-        def add(self, track: str, name: str, began: float, ended: float) -> None:
-            assert began <= ended
-            told.append((track, name))
-
-    told: list[tuple[str, str]] = []
-    async with near_pool(NearCluster(), engines=2) as pool:
-        labels = {member.label for member in pool.members}
-        pool.spans = Kept()
-        await pool.apply(STEPS[0])
-        async with pool.lend() as host:
-            assert host.label in labels
-    assert len(labels) == 2
-    assert sorted(told) == [(label, "apply") for label in sorted(labels)]
 
 
 async def test_requests_wait_while_the_engine_is_being_changed_and_changes_for_requests() -> None:
@@ -205,17 +159,6 @@ async def test_restarts_are_counted_from_step_to_step() -> None:
             await pool.apply(STEPS[0])
 
 
-async def test_a_failure_that_restarts_do_not_help_is_told() -> None:
-    builder = LightEngineBuilder(fault="fail")
-    async with near_pool(NearCluster(), 3, builder=builder) as pool:
-        async with pool.lend() as host:
-            await host.load(GENOMES)
-            with pytest.raises(EngineError, match=r"no engine .* left .*out of memory") as caught:
-                await texts(host, asked(1))
-        assert caught.value.__notes__ == ["what the library said"]
-        assert pool.stats()["restarted"] == 2
-
-
 async def test_an_engine_that_cannot_be_restarted_is_left_out_until_the_next_step(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -242,39 +185,6 @@ async def test_an_engine_that_cannot_be_restarted_is_left_out_until_the_next_ste
         assert await texts(pool, asked("centre")) == await expected(STEPS, "centre")
 
 
-async def test_tasks_that_wait_for_an_engine_fail_when_none_is_left() -> None:
-    cluster = NearCluster()
-    async with near_pool(cluster, max_restarts=0) as pool, pool.lend() as host:
-
-        async def wait() -> None:
-            async with pool.lend():
-                pass
-
-        waiting = [asyncio.create_task(wait()) for _ in range(3)]
-        await asyncio.sleep(0)
-        cluster.dies_in = ["load"]
-        with pytest.raises(EngineError, match="no engine of the pool is left"):
-            await host.load(GENOMES)
-        for error in await asyncio.gather(*waiting, return_exceptions=True):
-            assert isinstance(error, EngineError)
-
-
-async def test_a_block_moves_while_others_keep_their_engines() -> None:
-    cluster = NearCluster()
-    async with near_pool(cluster, engines=3, max_restarts=0) as pool:
-        async with pool.lend() as first, pool.lend() as second:
-            await first.load(GENOMES)
-            await second.load(GENOMES[::-1])
-            cluster.dies_in = ["fetch"]
-            both = await asyncio.gather(texts(first, asked(0)), texts(second, asked(3)))
-            assert both == [await expected([], 0)] * 2
-        assert pool.num_engines == 2
-        await pool.apply(STEPS[0])
-        with anyio.fail_after(5):  # The place is tried again after a step, also without restarts.
-            while pool.num_engines < 3:
-                await asyncio.sleep(0)
-
-
 # Engines that are not all at the same step.
 
 
@@ -298,17 +208,6 @@ async def test_a_step_goes_to_engines_that_are_free_and_to_others_before_their_n
         assert cluster.calls.count("apply") == 2
 
 
-async def test_a_step_waits_for_an_engine_that_is_free() -> None:
-    async with near_pool(NearCluster()) as pool:
-        async with pool.lend() as host:
-            await host.load(GENOMES)
-            moving = asyncio.create_task(pool.apply(STEPS[0]))
-            await asyncio.sleep(0.01)
-            assert await texts(host, asked(2)) == await expected([], 2)
-            assert not moving.done()
-        assert await moving == await LightEngine("", "").restore(STEPS[:1])
-
-
 async def test_a_block_that_loses_its_engine_goes_back_with_another_to_its_own_centre() -> None:
     cluster = NearCluster()
     async with near_pool(cluster, engines=2, max_restarts=0) as pool:
@@ -320,30 +219,6 @@ async def test_a_block_that_loses_its_engine_goes_back_with_another_to_its_own_c
         async with pool.lend(1) as host:
             await host.load(GENOMES)
             assert await texts(host, asked(3)) == await expected(STEPS[:1], 3)
-
-
-@pytest.mark.parametrize("fault", ["drift", "drifts on"])
-async def test_an_engine_that_takes_a_step_later_and_drifts_is_restored_or_stops_the_run(
-    fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def build(**_: Any) -> LightEngine:
-        built.append(LightEngine("" if built else fault, str(tmp_path / "flag")))
-        return built[-1]
-
-    built: list[LightEngine] = []
-    async with near_pool(NearCluster(), engines=2, builder=build) as pool:
-        async with pool.lend(0) as behind:
-            await behind.load(GENOMES)
-            await pool.apply(STEPS[0])
-        assert "restored" not in caplog.text
-        async with pool.lend(1), pool.lend(1) as late:
-            if fault == "drifts on":
-                with pytest.raises(DisagreementError, match="need the same model files"):
-                    await late.load(GENOMES)
-                return
-            await late.load(GENOMES)
-            assert "the others" in caplog.text
-            assert await texts(late, asked(1)) == await expected(STEPS[:1], 1)
 
 
 async def test_a_snapshot_goes_to_every_engine_and_to_those_that_come_later(
@@ -439,21 +314,6 @@ async def test_an_engine_that_joins_takes_the_steps_made_meanwhile() -> None:
             assert await texts(newcomer, asked(1)) == await expected(STEPS, 1)
 
 
-async def test_an_engine_that_hangs_while_it_loads_is_replaced() -> None:
-    class Hangs(LightEngine):
-        async def load(self, genomes_G: Any) -> None:
-            await anyio.sleep_forever()
-
-    async def build(**_: Any) -> LightEngine:
-        return (Hangs if cluster.calls.count("build") == 1 else LightEngine)("", "")
-
-    cluster = NearCluster()
-    async with near_pool(cluster, builder=build) as pool, pool.lend() as host:
-        await host.load(GENOMES)
-        assert await texts(host, asked(3)) == await expected([], 3)
-        assert pool.stats()["restarted"] == 1
-
-
 async def test_closing_ends_requests_in_flight_and_twice_is_harmless() -> None:
     async with near_pool(NearCluster(), request_timeout=60) as pool:
         never = SampleRequest("centre", Observation((NEVER,)), SamplingParams())
@@ -489,24 +349,6 @@ def test_what_cannot_work_is_refused(fields: dict[str, Any], sentence: str) -> N
     with pytest.raises(ConfigError) as caught:
         RayPoolBuilder(**fields)
     assert str(caught.value) == sentence
-
-
-@pytest.mark.parametrize(
-    ("fields", "share"),
-    [
-        ({"num_engines": 2}, 1 / 2),
-        ({"num_engines": 3}, 1 / 3),
-        ({"num_engines": 8}, 1 / 8),
-        ({"num_engines": 2, "num_cpus": 1.0}, 1 / 4),
-        ({"num_engines": 2, "num_cpus": 9.0}, 1 / 2),
-    ],
-)
-def test_engines_of_a_private_ray_share_the_machine_by_their_number(
-    fields: dict[str, Any], share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By its 8 hyper-threads two engines on 4 cores once had a quarter of the memory each."""
-    monkeypatch.setattr("es_cookbook.engines.ray.pool.num_cores", lambda: 4)
-    assert RayPoolBuilder(**fields).machine_share == share
 
 
 async def test_without_ray_the_user_is_told_what_to_install(

@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM
 from es_cookbook.engines.base import LogprobsRequest
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
-from es_cookbook.evolution.spaces.full_rank import FullRank
 from tests.engines.torch.reference import running_engine, score_all
 from tests.tiny_models import TinyModel
 
@@ -41,17 +40,3 @@ async def test_it_goes_on_from_an_adapter_of_pefts_and_answers_as_peft_does(
         centre, of_base = await score_all(engine, asked)
         torch.testing.assert_close(torch.tensor(centre), logprobs, rtol=0, atol=1e-5)
         assert not torch.allclose(torch.tensor(of_base), logprobs, atol=1e-3)
-
-
-async def test_the_saved_centre_has_the_adapter_merged(
-    tiny_model: TinyModel, tmp_path: Path
-) -> None:
-    prompt, continuation = (5, 7, 9), (11, 12, 13)
-    asked = [LogprobsRequest("centre", prompt, continuation)]
-    async with running_engine(tiny_model("qwen2"), Adapter(rank=2)) as engine:
-        await engine.apply(STEP)
-        (expected,) = await score_all(engine, asked)
-        await engine.save(tmp_path / "saved")
-    async with running_engine(tmp_path / "saved", FullRank()) as engine:
-        (found,) = await score_all(engine, asked)
-    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=0, atol=1e-4)

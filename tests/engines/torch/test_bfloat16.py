@@ -1,28 +1,26 @@
 """Sampling with 16-bit weights over the float32 centre: near what float32 says of the same."""
 
 import asyncio
+import itertools
 import json
 from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
-from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.engines.base import LogprobsRequest
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.engines.torch.forward import self_check
-from es_cookbook.engines.torch.forward.cache_size import CacheSize
-from es_cookbook.engines.torch.forward.path import Path as RowPath
-from es_cookbook.engines.torch.forward.population_layers import PopulationModel
+from es_cookbook.engines.torch import self_check
+from es_cookbook.engines.torch.kernels.modules import Path as RowPath
 from es_cookbook.engines.torch.kernels.modules import widen
+from es_cookbook.engines.torch.memory import CacheSize
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import Reference, request, running_engine, score_all, who
+from tests.families import sampled
 from tests.tiny_models import CONTEXT, TinyModel, save_with_tokenizer
 
 GENOMES_G = [Genome((Term(7, 0.1),)), Genome((Term(7, -0.1),))]
@@ -81,58 +79,14 @@ def become_rounded(reference: Reference, who: Genome | Literal["base"], dtype: s
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("dtypes", CLOSE, ids=" in ".join)
 @pytest.mark.parametrize(
-    ("family", "space"),
-    [
-        ("qwen2", LowRank()),
-        ("gemma3", LowRank(rank=2)),
-        ("gpt_neox", LowRank()),
-        ("all experts", LowRank()),
-    ],
+    ("family", "dtypes"),
+    sampled(itertools.product(("qwen2", "gemma3", "gpt_neox", "all experts"), CLOSE), 5),
 )
 async def test_answers_are_those_of_float32_up_to_rounding(
-    tiny_model: TinyModel, family: str, space: SearchSpaceBuilder, dtypes: tuple[str, str]
+    tiny_model: TinyModel, family: str, dtypes: tuple[str, str]
 ) -> None:
-    await check(tiny_model(family), space, dtypes)
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("products", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["llama", "experts"])
-async def test_a_weight_that_the_model_keeps_in_float32_is_not_rounded_for(
-    tiny_model: TinyModel, tmp_path: Path, family: str, products: str
-) -> None:
-    model = AutoModelForCausalLM.from_pretrained(tiny_model(family), dtype=torch.bfloat16)
-    kept = [layer.self_attn.o_proj for layer in model.model.layers]
-    for layer in kept:
-        layer.float()
-    space = LowRank()(parameter_infos(model))
-    path, size = self_check.right_path(model, space, CONTEXT, getattr(torch, products))
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model(family))
-    builder = TorchEngineBuilder(device="cpu", num_lanes=1)
-    engine = builder.around(model, tokenizer, space, path, size)
-    try:
-        await engine.load(GENOMES_G)
-        action = await engine.sample(request(0, (5, 6, 7)))
-        again = await engine.logprobs(LogprobsRequest(0, (5, 6, 7), action.tokens_T))
-        assert tuple(again) == action.logprobs_T
-    finally:
-        await engine.close()
-
-
-@pytest.mark.anyio
-async def test_weights_that_lie_transposed_in_memory_stay_what_they_are(
-    tiny_model: TinyModel,
-) -> None:
-    model = AutoModelForCausalLM.from_pretrained(tiny_model("llama"), dtype=torch.bfloat16)
-    expected = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    for layer in model.model.layers:
-        for linear in (layer.self_attn.o_proj, layer.mlp.down_proj):
-            linear.weight.data = linear.weight.data.T.contiguous().T
-    population = PopulationModel(model, RowPath(products=torch.float32))
-    for name, weight in population.module.named_parameters():
-        assert torch.equal(weight, expected[name]), name
+    await check(tiny_model(family), LowRank(rank=2), dtypes)
 
 
 @pytest.mark.anyio
@@ -150,34 +104,9 @@ async def test_a_checkpoint_whose_config_tells_no_dtype_has_that_of_its_weights(
             assert (engine.traits.base_dtype, engine.traits.products) == ("bfloat16", products)
 
 
-@pytest.mark.anyio
-async def test_dense_genomes_have_weights_that_are_rounded(tiny_model: TinyModel) -> None:
-    path, space = tiny_model("qwen2"), FullRank()
-    reference = rounded_reference(path, space)
-    asked = [LogprobsRequest(0, (5, 6), CONTINUATION)]
-    async with running_engine(path, space, dtype="bfloat16") as engine:
-        await engine.load([Genome((Term(5, 0.1),))])
-        (found,) = await score_all(engine, asked)
-    reference.become(Genome((Term(5, 0.1),)))
-    with torch.no_grad():
-        for parameter in reference.model.parameters():
-            parameter.copy_(parameter.to(torch.bfloat16))
-    (logits,) = reference.logits([(5, 6, *CONTINUATION)])
-    expected = logits[1:-1].log_softmax(-1).gather(1, torch.tensor(CONTINUATION)[:, None])
-    torch.testing.assert_close(torch.tensor(found), expected.flatten(), rtol=0, atol=0.06)
-
-
 def path_of(reference: Reference) -> tuple[RowPath, CacheSize]:
     model = reference.model.to(torch.bfloat16)
     return self_check.right_path(model, reference.space, CONTEXT)
-
-
-def test_keys_and_values_take_half_of_what_they_take_in_float32(tiny_model: TinyModel) -> None:
-    reference = Reference(tiny_model("qwen2"), LowRank())
-    _, in_float32 = self_check.right_path(reference.model, reference.space, CONTEXT)
-    path, size = path_of(reference)
-    assert path.wide and path.kept == torch.bfloat16
-    assert size.per_token == in_float32.per_token // 2
 
 
 def test_a_model_that_float32_around_products_breaks_stays_in_bfloat16(
@@ -191,8 +120,6 @@ def test_a_model_that_float32_around_products_breaks_stays_in_bfloat16(
             if name.endswith("norm.weight"):
                 parameter.mul_(-2)
 
-    monkeypatch.setattr(
-        "es_cookbook.engines.torch.forward.population_layers.widen", widen_and_break
-    )
+    monkeypatch.setattr("es_cookbook.engines.torch.population_layers.widen", widen_and_break)
     path, _ = path_of(reference)
     assert path.flat and not path.wide

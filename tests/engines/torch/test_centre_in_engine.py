@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from es_cookbook.common.errors import EngineError
-from es_cookbook.engines.base import LogprobsRequest
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
@@ -93,17 +92,6 @@ async def test_restoring_begins_at_a_snapshot_that_can_be_read(
         assert "holds other parameters than the search space" in caplog.text
 
 
-async def test_the_base_answers_as_before_when_the_centre_has_moved(tiny_model: TinyModel) -> None:
-    requests = [request("base", prompt) for prompt in PROMPTS]
-    for space in (LowRank(), FullRank()):
-        async with running_engine(tiny_model("llama"), space) as engine:
-            at_first = await sample_all(engine, [request("centre", p) for p in PROMPTS])
-            assert await sample_all(engine, requests) == at_first
-            await engine.apply(STEPS[0])
-            assert await sample_all(engine, [request("centre", p) for p in PROMPTS]) != at_first
-            assert await sample_all(engine, requests) == at_first
-
-
 @pytest.mark.parametrize(
     ("space", "dtype", "generations"),
     [
@@ -156,25 +144,6 @@ async def test_a_saved_centre_is_a_model_that_transformers_runs_alike(
         assert await sample_all(engine, requests) == actions
 
 
-async def test_a_save_that_fails_midway_leaves_nothing(
-    tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running_engine(tiny_model("qwen2"), LowRank()) as engine:
-
-        def fail(*args: object, **kwargs: object) -> None:
-            raise OSError("no space left on device")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(type(engine.tokenizer), "save_pretrained", fail)
-            with pytest.raises(OSError, match="no space left"):
-                await engine.save(tmp_path / "saved")
-        assert list(tmp_path.iterdir()) == []
-        await engine.save(tmp_path / "saved")
-        assert [p.name for p in tmp_path.iterdir()] == ["saved"]
-        with pytest.raises(EngineError, match="saved' exists already"):
-            await engine.save(tmp_path / "saved")
-
-
 async def test_genomes_and_the_centre_stay_while_requests_are_in_flight(
     tiny_model: TinyModel, tmp_path: Path
 ) -> None:
@@ -191,18 +160,3 @@ async def test_genomes_and_the_centre_stay_while_requests_are_in_flight(
             with pytest.raises(EngineError, match="with 1 request in flight"):
                 await change
         await running
-
-
-async def test_requests_are_refused_while_the_centre_moves(tiny_model: TinyModel) -> None:
-    async with running_engine(tiny_model("qwen2"), LowRank()) as engine:
-        moving = asyncio.ensure_future(engine.apply(STEPS[0]))
-        await asyncio.sleep(0)
-        for use in (
-            engine.sample(request("centre", (5,))),
-            engine.logprobs(LogprobsRequest("centre", (5,), (6,))),
-            engine.load(GENOMES_G),
-        ):
-            with pytest.raises(EngineError, match="another task has it move the centre"):
-                await use
-        await moving
-        await engine.sample(request("centre", (5,)))

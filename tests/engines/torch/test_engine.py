@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from es_cookbook.common.errors import RequestError
 from es_cookbook.engines.base import LogprobsRequest, Target
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import Reference, request, running_engine, sample_all
+from tests.families import sampled
 from tests.tiny_models import FAMILIES, FIRST_CHARACTER, VOCABULARY, TinyModel
 
 pytestmark = pytest.mark.anyio
@@ -34,8 +34,7 @@ def _prompts(lengths: Sequence[int] = LENGTHS) -> list[tuple[int, ...]]:
     return [tuple(rng.choices(range(FIRST_CHARACTER, VOCABULARY), k=n)) for n in lengths]
 
 
-@pytest.mark.parametrize("space", SPACES, ids=lambda s: f"{type(s).__name__}-{s.noise}")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "space"), sampled(itertools.product(FAMILIES, SPACES), 9))
 async def test_a_population_in_one_batch_answers_as_each_genome_alone(
     tiny_model: TinyModel, family: str, space: SearchSpaceBuilder
 ) -> None:
@@ -74,38 +73,3 @@ async def test_logprobs_of_a_continuation_are_those_of_merged_weights(
                     reference.check_logprobs(
                         tokens[:cut], tokens[cut:], await engine.logprobs(scored)
                     )
-
-
-async def test_an_untied_head_is_perturbed_under_low_rank(tiny_model: TinyModel) -> None:
-    space = LowRank(include=("lm_head.weight",))
-    reference = Reference(tiny_model("llama"), space)
-    requests = [request(target, p) for p in _prompts() for target in (0, 1, "centre")]
-    async with running_engine(tiny_model("llama"), space) as engine:
-        await engine.load(GENOMES_G[:2])
-        actions = await sample_all(engine, requests)
-    reference.check_targets(GENOMES_G, requests, actions)
-    assert actions[0::3] != actions[1::3], "the genomes differ"
-
-
-@pytest.mark.parametrize("genomes_G", [[], [Genome()], [Genome(), GENOMES_G[0]]], ids=len)
-async def test_genomes_without_terms_are_the_centre(
-    tiny_model: TinyModel, genomes_G: list[Genome]
-) -> None:
-    requests = [request(t, p) for t in ("centre", *range(len(genomes_G))) for p in _prompts((3, 9))]
-    reference = Reference(tiny_model("qwen2"), LowRank())
-    async with running_engine(tiny_model("qwen2"), LowRank()) as engine:
-        await engine.load(genomes_G)
-        actions = await sample_all(engine, requests)
-    reference.check_targets(genomes_G, requests, actions)
-
-
-@pytest.mark.parametrize("space", [LowRank(), FullRank()])
-async def test_a_step_leaves_no_genome_resident(
-    tiny_model: TinyModel, space: SearchSpaceBuilder
-) -> None:
-    (prompt,) = _prompts((9,))
-    async with running_engine(tiny_model("qwen2"), space) as engine:
-        await engine.load(GENOMES_G)
-        await engine.apply(Step((Term(5, 0.1),)))
-        with pytest.raises(RequestError, match="there is no genome 0: 0 are loaded"):
-            await engine.sample(request(0, prompt))

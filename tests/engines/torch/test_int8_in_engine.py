@@ -1,9 +1,5 @@
 """Products in int8: near those in float32, of a request's own, and no part of steps."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import cast
 
@@ -14,18 +10,16 @@ from safetensors.torch import load_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.machine.compiled import features
 from es_cookbook.engines.base import LogprobsRequest
-from es_cookbook.engines.torch.processor import has_int8
+from es_cookbook.engines.torch.kernels.products import multiplies_int8
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import request, running_engine, sample_all, score_all
 from tests.tiny_models import CONTEXT, VOCABULARY, save_with_tokenizer
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.skipif(not has_int8(), reason="the processor has no such instruction"),
+    pytest.mark.skipif(not multiplies_int8(), reason="the processor has no such instruction"),
 ]
 
 INT8 = {"dtype": "auto", "products": "int8"}
@@ -33,14 +27,6 @@ PROMPTS = [(5, 6, 7), (8, 9), (5, 6, 7, 10, 11, 12, 13), (30,)]
 GENOMES_G = [Genome((Term(7, 0.02),)), Genome((Term(7, -0.02),)), Genome((Term(8, 0.02),))]
 STEPS = [Step((Term(1, 0.05), Term(2, -1e-4))), Step((Term(3, 0.01),), decay=0.1)]
 ANSWER = (5, 9, 7, 8, 6, 11)
-
-ANSWERS = """
-import asyncio, json, sys
-from pathlib import Path
-from tests.engines.torch.test_int8_in_engine import answers
-
-print(json.dumps(asyncio.run(answers(Path(sys.argv[1])))))
-"""
 
 
 def wide_model(path: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
@@ -64,16 +50,6 @@ def wide_model(path: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     return wide_model(tmp_path / "model")
-
-
-async def answers(path: Path) -> list[list[float]]:
-    """Log-probabilities of a genome and the centre, after a step."""
-    async with running_engine(path, LowRank(), **INT8) as engine:
-        assert engine.traits.products == "int8"
-        await engine.apply(STEPS[0])
-        await engine.load(GENOMES_G)
-        asked = [LogprobsRequest(who, p, ANSWER) for who in (0, "centre") for p in PROMPTS]
-        return await score_all(engine, asked)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -126,24 +102,10 @@ async def test_steps_move_what_is_rounded_and_are_themselves_exact(
     assert all(torch.equal(saved[0][name], saved[1][name]) for name in saved[0])
 
 
-@pytest.mark.skipif("+avxvnni" not in features(), reason="needs AVX-VNNI beside AVX512_VNNI")
-async def test_answers_are_the_same_with_avx_vnni_alone(model: Path) -> None:
-    command = [sys.executable, "-c", ANSWERS, str(model)]
-    env = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2", "ES_COOKBOOK_CACHE": str(model.parent)}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
-    assert json.loads(done.stdout) == await answers(model)
-
-
 async def test_a_processor_without_the_instruction_refuses(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(config, "CPU_FEATURES", "+avx2,-avx512vnni,-avxvnni")
     with pytest.raises(ConfigError, match="takes a processor with AVX512_VNNI or AVX-VNNI"):
         async with running_engine(model, LowRank(), **INT8):
-            pass
-
-
-async def test_genomes_with_weights_of_their_own_are_refused(model: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rounds the weights that genomes share"):
-        async with running_engine(model, FullRank(), **INT8):
             pass

@@ -11,9 +11,7 @@ import torch
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.torch import host
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.engines.torch.forward.cache_size import CacheSize
-from es_cookbook.engines.torch.memory import CachePlan, Memory, free_bytes
-from es_cookbook.evolution.spaces.adapter import Adapter
+from es_cookbook.engines.torch.memory import CachePlan, CacheSize, Memory, free_bytes
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import Reference, request, running_engine, sample_all
 from tests.tiny_models import CONTEXT, TinyModel
@@ -98,19 +96,6 @@ async def test_a_model_larger_than_the_memory_is_refused_before_it_is_loaded(
 
 
 @pytest.mark.anyio
-async def test_an_adapter_fits_where_a_centre_of_all_weights_does_not(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = str(tiny_model("llama"))
-    monkeypatch.setattr("es_cookbook.engines.torch.memory.free_bytes", lambda _: 160_000)
-    with pytest.raises(ConfigError, match="does not fit"):
-        await TorchEngineBuilder(device="cpu")(model_name=path, search_space=LowRank())
-    builder = TorchEngineBuilder(device="cpu", kv_cache_gib=0.01)
-    engine = await builder(model_name=path, search_space=Adapter(rank=1))
-    await engine.close()
-
-
-@pytest.mark.anyio
 async def test_one_block_of_rows_in_one_lane_answers_right(tiny_model: TinyModel) -> None:
     reference = Reference(tiny_model("qwen2"), LowRank())
     requests = [request("centre", [5] * n, max_tokens=9) for n in (1, 8, 30, CONTEXT - 9)] * 4
@@ -119,11 +104,6 @@ async def test_one_block_of_rows_in_one_lane_answers_right(tiny_model: TinyModel
         assert engine.traits.context_length == CONTEXT
         actions = await sample_all(engine, requests)
     reference.check_targets([], requests, actions)
-
-
-def test_a_lane_has_whole_blocks_of_slots_and_one_at_least() -> None:
-    found = CachePlan(CacheSize(0, 10), 1, 1000, 2048, 64)
-    assert [found.num_slots(length) for length in (1, 4, 60)] == [96, 24, 8]
 
 
 @pytest.mark.anyio

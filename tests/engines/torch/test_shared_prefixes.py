@@ -7,12 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from es_cookbook.common.errors import EngineError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
-from es_cookbook.engines.torch import host
-from es_cookbook.engines.torch.forward import self_check
-from es_cookbook.engines.torch.forward.attention import TokenCache
-from es_cookbook.engines.torch.forward.population_layers import PopulationModel
+from es_cookbook.engines.torch import host, self_check
+from es_cookbook.engines.torch.attention import TokenCache
 from es_cookbook.engines.torch.host import TorchEngine
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
@@ -24,7 +21,6 @@ from tests.engines.torch.reference import (
     request,
     running_engine,
     sample_all,
-    wait_until_sampling,
     who,
 )
 from tests.tiny_models import CONTEXT, FIRST_CHARACTER, VOCABULARY, TinyModel
@@ -180,30 +176,6 @@ async def test_long_prompts_with_a_shared_prefix_take_turns_where_the_cache_is_s
         options = {"num_lanes": lanes, "kv_cache_gib": least, "prefix_cache_gib": idle / GIB}
         async with running_engine(path, LowRank(), **options) as engine:
             assert await sample_all(engine, requests) == expected
-
-
-async def test_a_lane_that_fails_leaves_nothing_that_was_not_computed(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requests = [request("centre", [*[5] * 30, i]) for i in range(6)]
-    forward = PopulationModel.forward
-
-    def fail_once(*_: object, **__: object) -> object:
-        monkeypatch.setattr(PopulationModel, "forward", forward)
-        raise RuntimeError("out of ink")
-
-    async with running_engine(tiny_model("qwen2"), LowRank(), num_lanes=1) as engine:
-        expected = await sample_all(engine, requests)
-        await engine.apply(Step(()))
-        monkeypatch.setattr(PopulationModel, "forward", fail_once)
-        failed = await asyncio.gather(*map(engine.sample, requests), return_exceptions=True)
-        assert all(isinstance(each, EngineError) for each in failed)
-        assert await sample_all(engine, requests) == expected
-        running = [asyncio.ensure_future(engine.sample(each)) for each in requests * 2]
-        await wait_until_sampling(engine)
-        for task in running:
-            task.cancel()
-        assert await sample_all(engine, requests) == expected
 
 
 @pytest.mark.parametrize("idle", [None, 0])

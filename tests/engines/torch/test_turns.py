@@ -6,7 +6,6 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from es_cookbook.common.errors import EngineError
 from es_cookbook.engines.torch.host import TorchEngine
@@ -16,7 +15,7 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import Action
 from tests.engines.torch.reference import request, running_engine
-from tests.tiny_models import CONTEXT, FIRST_CHARACTER, VOCABULARY, TinyModel, save_with_tokenizer
+from tests.tiny_models import FIRST_CHARACTER, VOCABULARY, TinyModel
 
 pytestmark = pytest.mark.anyio
 
@@ -87,15 +86,6 @@ async def test_turns_have_the_same_answers_whatever_is_kept(
     tiny_model: TinyModel, family: str, space: SearchSpaceBuilder
 ) -> None:
     await _check(tiny_model(family), space)
-
-
-@pytest.mark.parametrize("heads", [3, 8])
-async def test_so_they_have_where_many_heads_share_a_key(tmp_path: Path, heads: int) -> None:
-    sizes = {"hidden_size": 16 * heads, "intermediate_size": 72, "num_hidden_layers": 2}
-    grouped = {"num_attention_heads": heads, "num_key_value_heads": 1}
-    config = LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, **sizes, **grouped)
-    save_with_tokenizer(LlamaForCausalLM(config), tmp_path / "model")
-    await _check(tmp_path / "model", LowRank())
 
 
 async def test_only_what_is_new_of_a_turn_is_prefilled(tiny_model: TinyModel) -> None:

@@ -1,18 +1,12 @@
 """What vLLM may take of memory beside the centre, and what does not fit, on literal sizes."""
 
-import math
-
 import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen2Config,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
 )
 
 from es_cookbook.checkpoints.models import parameter_infos
@@ -22,7 +16,6 @@ from es_cookbook.engines.vllm.memory import (
     Shards,
     check_fits,
     cpu_cache_gib,
-    slot_rank,
     slots_for,
 )
 from es_cookbook.evolution.spaces.adapter import Adapter
@@ -64,36 +57,6 @@ def test_the_centre_on_each_gpu(tp: int, builder: LowRank | FullRank, elements: 
     assert shards.slot_elements() == (220 if tp == 1 else 2 * 87)
 
 
-def test_transposed_weights_and_experts_on_each_gpu() -> None:
-    with torch.device("meta"):
-        gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=8, n_head=2, n_layer=1))
-        config = Qwen3MoeConfig(
-            vocab_size=64,
-            hidden_size=8,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            head_dim=4,
-            num_experts=4,
-            moe_intermediate_size=10,
-        )
-        moe = Qwen3MoeForCausalLM(config)
-    sides = {"c_attn": (24, 8), "attn.c_proj": (8, 8), "c_fc": (32, 8), "mlp.c_proj": (8, 32)}
-    of_gpt2 = Shards(gpt2, 1)
-    assert of_gpt2.slot_elements() == sum(map(sum, sides.values()))
-    assert of_gpt2.elements(of_gpt2.body) == sum(map(math.prod, sides.values()))
-    # Rows of c_attn and c_fc, and columns of both c_proj, are shared by two.
-    halves = [(12, 8), (8, 4), (16, 8), (8, 16)]
-    assert Shards(gpt2, 2).slot_elements() == sum(map(sum, halves))
-    # Attention alone has slots; each of four experts has 20 x 8 and 8 x 10 elements.
-    of_moe = Shards(moe, 1)
-    assert of_moe.slot_elements() == 2 * 4 * (8 + 8)
-    experts = [i for i in of_moe.body if "experts" in i.name]
-    assert of_moe.elements(experts) == 2 * 4 * (20 * 8 + 8 * 10)
-    down = [i for i in experts if "down_proj" in i.name]
-    assert {Shards(moe, 2).shape(info) for info in down} == {(8, 5)}
-
-
 def test_a_centre_that_leaves_no_room_is_refused() -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(SMALL)
@@ -128,12 +91,6 @@ def test_more_genomes_than_memory_for_slots_are_told_how_many_fit() -> None:
         "machine's available memory that are left beside weights, cache and centre; lower it to 3 "
         "or less"
     )
-
-
-def test_ranks_and_sizes() -> None:
-    assert [slot_rank(rank) for rank in (1, 2, 9, 257, 512)] == [1, 8, 16, 320, 512]
-    with pytest.raises(ConfigError, match=r"slots of rank 513 .*terms_per_genome.* at most 512"):
-        slot_rank(513)
 
 
 def test_the_cache_on_a_cpu_holds_some_requests_of_the_whole_context() -> None:

@@ -72,28 +72,6 @@ def test_what_was_printed_while_starting_well_is_no_cause() -> None:
     assert str(output.failure("vLLM failed", SEE_ABOVE)).endswith("AttributeError: no float64")
 
 
-def test_what_came_to_nothing_is_logged_in_the_end(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="es_cookbook")
-    silent, warned, failed = Output(), Output(), Output()
-    printed(warned, "(EngineCore pid=6) WARNING 11-22 11:38:21 [core.py:1] a slow path")
-    printed(failed, RANK_THEN_CORE)
-    failed.failure("vLLM failed", SEE_ABOVE)  # which tells it all
-    for output in (silent, warned, failed, warned):
-        output.close()
-    assert caplog.messages == ["vLLM's processes printed:\na slow path\n"]
-
-
-def test_who_sets_a_level_sees_it_all(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
-    output = Output()
-    printed(output, RANK_THEN_CORE)
-    assert capfd.readouterr().out == f"{RANK_THEN_CORE}\n"
-    assert "(above)" in str(output.failure("vLLM failed", SEE_ABOVE)), "it is above, then"
-    assert os.environ["VLLM_LOGGING_LEVEL"] == "INFO"
-
-
 def test_an_error_that_says_enough_is_told_by_its_informative_line() -> None:
     error = ValueError("1 validation error for ModelConfig\n  this model has no weights\nmore")
     assert str(Output().failure("start", error)) == "start: this model has no weights"

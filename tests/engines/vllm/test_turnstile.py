@@ -42,16 +42,6 @@ async def test_those_who_need_the_same_set_share_it_and_the_others_wait() -> Non
     assert weights.switches == ["a", "b", "c"]
 
 
-async def test_the_set_that_is_there_is_not_brought_in_again() -> None:
-    weights = Weights()
-    await weights.use("a")
-    await weights.use("a")
-    assert weights.switches == ["a"]
-    await weights.use("b")
-    await weights.use("a")
-    assert weights.switches == ["a", "b", "a"]
-
-
 @pytest.mark.parametrize("turns", range(6))
 async def test_cancelled_at_any_moment_it_lets_the_next_in(turns: int) -> None:
     weights = Weights()
@@ -64,19 +54,3 @@ async def test_cancelled_at_any_moment_it_lets_the_next_in(turns: int) -> None:
     weights.inside = 0
     await asyncio.wait_for(weights.use("c"), timeout=5)
     assert weights.there == "c"
-
-
-async def test_a_set_that_cannot_be_brought_in_is_an_error_for_those_who_wait_for_it() -> None:
-    weights = Weights()
-
-    async def switch(wanted: Hashable) -> None:
-        if wanted == "broken":
-            raise RuntimeError("no such weights")
-        await Weights.switch(weights, wanted)
-
-    weights.turnstile = Turnstile(switch)
-    results = await asyncio.gather(
-        *[weights.use(name) for name in ("broken", "a", "broken")], return_exceptions=True
-    )
-    assert [type(result) for result in results] == [RuntimeError, type(None), RuntimeError]
-    assert weights.switches == ["a"]

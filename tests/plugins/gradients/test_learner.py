@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from numba.core import config
 
 from es_cookbook.checkpoints.models import load_causal_lm
-from es_cookbook.engines.torch import processor
-from es_cookbook.engines.torch.processor import Rates
 from es_cookbook.plugins.gradients import learner as learner_module
 from es_cookbook.plugins.gradients.learner import Learner, adamw, dtype_of_products
 from es_cookbook.plugins.gradients.policy_gradient import PPO
@@ -93,22 +92,22 @@ def test_a_first_step_of_adamw_is_as_long_as_the_rate_and_decays_by_its_share(
 
 
 @pytest.mark.parametrize(
-    ("wanted", "base_dtype", "bfloat16_rate", "products"),
+    ("wanted", "base_dtype", "features", "products"),
     [
-        ("auto", "bfloat16", 300.0, torch.bfloat16),
-        ("auto", "bfloat16", 25.0, torch.float32),
-        ("auto", "float32", 300.0, torch.float32),
-        ("float32", "bfloat16", 300.0, torch.float32),
+        ("auto", "bfloat16", "+avx512bf16", torch.bfloat16),
+        ("auto", "bfloat16", "+avx2", torch.float32),
+        ("auto", "float32", "+avx512bf16", torch.float32),
+        ("float32", "bfloat16", "+avx512bf16", torch.float32),
     ],
 )
 def test_products_are_in_what_the_processor_is_fastest_in(
     monkeypatch: pytest.MonkeyPatch,
     wanted: Literal["auto", "float32"],
     base_dtype: str,
-    bfloat16_rate: float,
+    features: str,
     products: torch.dtype,
 ) -> None:
-    monkeypatch.setattr(processor, "rates", lambda: Rates(100.0, bfloat16_rate, packs=True))
+    monkeypatch.setattr(config, "CPU_FEATURES", features)
     assert dtype_of_products(wanted, base_dtype, torch.device("cpu")) == products
 
 

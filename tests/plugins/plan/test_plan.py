@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.engines.base import ModelEngineBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.engines.torch.forward.cache_size import flat_cache_size
-from es_cookbook.engines.torch.forward.population_layers import ROWS_PER_BLOCK
 from es_cookbook.engines.torch.kernels.attention import STEP
+from es_cookbook.engines.torch.memory import flat_cache_size
+from es_cookbook.engines.torch.population_layers import ROWS_PER_BLOCK
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.engines.vllm.memory import LORA_RANKS
 from es_cookbook.evolution.genome import Genome, Term

@@ -6,7 +6,7 @@ it is, in the dtype of their products, together with the low-rank parts of the r
 them needs no separate pass there.
 
 What takes the time of a model in 16 bits are its products. Processors with the instructions for it
-multiply bfloat16 at twice the rate of float32; others multiply float32 alone (see `processor`). All
+multiply bfloat16 at twice the rate of float32; others multiply float32 alone (see `products`). All
 between products moves little data, and is both more exact and faster in float32, which kernels
 compute in. So linear layers keep their weights in the model's dtype, and where products are in
 bfloat16 round what they read (`population_layers.LinearGroup`); all else is widened (`widen`):
@@ -16,6 +16,7 @@ between two products read and write the dtype of products; keys and values of a 
 are kept in bfloat16.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -23,12 +24,83 @@ import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from typing_extensions import override
 
 from es_cookbook.checkpoints.linear_weights import expert_parameters, is_linear
 from es_cookbook.engines.torch.kernels.lanes import Row
 from es_cookbook.engines.torch.kernels.rows import RankFactors, rms_norm, silu_and_multiply
 
 _TOLERANCE = 1e-5
+
+_LEAST_SIZE = 128
+"""Inputs or outputs of a layer below which products in int8 gain less than half."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Path:
+    """How batches of a model run.
+
+    Attributes:
+        flat: as flat rows over a slot cache; the rest says how the model's own forward does it.
+        padded: prompts of different lengths make a batch, padded on the left and masked.
+        mixed: so do different genomes.
+        wide: all but the products of a 16-bit model is in float32 (see `widen`).
+        products: dtype of linear layers' products on the CPU; None: that of their weights; of int8,
+            in float32 until the weights are packed.
+        kept: what keys and values on the CPU are kept in, on the flat path.
+        cached: the model has a cache that is right; without one every token runs all before it.
+    """
+
+    flat: bool = False
+    padded: bool = True
+    mixed: bool = True
+    cached: bool = True
+    wide: bool = False
+    products: torch.dtype | None = None
+    kept: torch.dtype = torch.float32
+
+    def rows_of(self, weight: torch.Tensor) -> torch.dtype:
+        """Dtype of the rows that a linear layer of this weight reads and makes.
+
+        Models keep some weights in float32; what they multiply is not rounded.
+        """
+        is_narrow = weight.dtype.itemsize < torch.float32.itemsize
+        if not (self.wide and self.products and is_narrow):
+            return weight.dtype
+        return torch.float32 if self.products == torch.int8 else self.products
+
+    def multiplies(self, weight: torch.Tensor) -> bool:
+        """Whether products with this weight are in float32 on the CPU, by `products.multiply`."""
+        products = self.products or weight.dtype
+        return weight.device.type == "cpu" and products in (torch.float32, torch.int8)
+
+    def quantises(self, weight: torch.Tensor) -> bool:
+        """Whether a packed copy of this linear weight is in int8 (`int8.Int8Weight`).
+
+        Small ones are not, nor those that a model of 16 bits keeps in float32.
+        """
+        is_kept = self.wide and weight.dtype == torch.float32
+        return self.products == torch.int8 and not is_kept and min(weight.shape) >= _LEAST_SIZE
+
+    @override
+    def __str__(self) -> str:
+        """In the words of docs/models.md: "flat", or "own" and what the model cannot do.
+
+        >>> print(Path(flat=True), Path(), Path(padded=False, cached=False), sep="; ")
+        flat; own; own, equal lengths, no cache
+        """
+        if self.flat:
+            return "flat"
+        words = (
+            (self.padded, "equal lengths"),
+            (self.mixed, "one genome a batch"),
+            (self.cached, "no cache"),
+        )
+        return ", ".join(("own", *(word for can, word in words if not can)))
+
+
+FLAT = Path(flat=True)
+
 
 _NO_ROWS = np.zeros((1, 1, 1), np.float32)
 _NO_COLUMNS, _NO_BLOCKS = np.zeros((0, 2), np.int64), np.zeros(0, np.int64)
@@ -147,10 +219,6 @@ class RotaryAttention(nn.Module):
         linear = y_T_N, x_T_N, factors, position_embeddings, self._norm_weights
         out_T_N = self._attention(linear, self._heads)
         return self._o_proj(out_T_N.unsqueeze(0)), None
-
-
-MULTIPLIERS = (GatedLayers, RotaryAttention)
-"""Modules that ask nothing of their linear layers but products."""
 
 
 def replace(model: nn.Module, like: Callable[[nn.Module], nn.Module | None]) -> None:

@@ -49,10 +49,14 @@ from es_cookbook.common.errors import ConfigError, not_installed
 from es_cookbook.common.files import LARGEST_TEXT, appending, read_file
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.engines.base import Engine
-from es_cookbook.engines.vocabulary import learn_tokens_alone
 from es_cookbook.plugins.gradients.gradient_run import GradientRun, Gradients
 from es_cookbook.plugins.gradients.grpo.config import Config
-from es_cookbook.plugins.gradients.learner import MOST_TOKENS, dtype_of_products, trained_weights
+from es_cookbook.plugins.gradients.learner import (
+    MOST_TOKENS,
+    dtype_of_products,
+    learn_tokens_alone,
+    trained_weights,
+)
 from es_cookbook.rl.rollouts import Example, mean_of, sequences_of
 from es_cookbook.rl.types import LostRollout, Metrics, Tokenizer, Trajectory, TrajectoryGroup
 from es_cookbook.runs.directory.directory import LOSSES

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from es_cookbook.engines.torch.kernels.attention import STEP, attend
+from es_cookbook.engines.torch.kernels.lanes import LANES, Row, kernel, load, read, store
 from es_cookbook.engines.torch.kernels.modules import NO_FACTORS, NO_NORMS, rows_of
 from es_cookbook.engines.torch.kernels.rows import (
     RankFactors,
@@ -167,3 +168,21 @@ def test_numbers_are_rounded_to_the_nearest_bfloat16_ties_to_even() -> None:
     out = torch.empty(1, len(up), dtype=torch.bfloat16)
     silu_and_multiply(rows_of(both), rows_of(both), NO_FACTORS, rows_of(out))
     assert torch.equal(out[0], product.to(torch.bfloat16))
+
+
+@kernel()
+def _widen(halves: Row, many: Row, one: Row) -> None:
+    for i in range(0, len(halves), LANES):
+        store(many, i, load(halves, i))
+    for i in range(len(halves)):
+        one[i] = read(halves, i)
+
+
+def test_every_float16_is_widened_exactly() -> None:
+    halves = np.arange(65536, dtype=np.uint16)
+    many, one = np.empty((2, 65536), np.float32)
+    _widen(halves.view(np.int16), many, one)
+    expected = halves.view(np.float16).astype(np.float32)
+    assert np.array_equal(many, expected, equal_nan=True)
+    assert np.array_equal(one, expected, equal_nan=True)
+    assert np.array_equal(np.signbit(many), np.signbit(expected))

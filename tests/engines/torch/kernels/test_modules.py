@@ -9,14 +9,15 @@ from transformers import AutoModelForCausalLM
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from es_cookbook.engines.torch.forward.path import FLAT, Path
-from es_cookbook.engines.torch.forward.population_layers import Batch, PopulationModel
 from es_cookbook.engines.torch.kernels.modules import (
+    FLAT,
     GatedLayers,
     Norm,
+    Path,
     RotaryAttention,
     norm_like,
 )
+from es_cookbook.engines.torch.population_layers import Batch, PopulationModel
 from tests.tiny_models import make_tiny_model
 
 

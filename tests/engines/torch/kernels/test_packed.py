@@ -1,23 +1,18 @@
 """Packed products in bfloat16: the same bits alone or among others, and after every step."""
 
 import dataclasses
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from es_cookbook.engines.base import LogprobsRequest
-from es_cookbook.engines.torch.forward.path import FLAT, Path
-from es_cookbook.engines.torch.kernels.packed import PackedWeight
-from es_cookbook.engines.torch.memory import weight_bytes
-from es_cookbook.engines.torch.processor import rates
-from es_cookbook.engines.torch.resident_weights import ResidentWeights
+from es_cookbook.engines.torch.kernels.modules import FLAT, Path
+from es_cookbook.engines.torch.kernels.products import PackedWeight, packs
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from tests.engines.torch.reference import Reference, running_engine, score_all
+from tests.engines.torch.reference import running_engine, score_all
 from tests.tiny_models import TinyModel
 
 GENOMES_G = [Genome((Term(7, 0.1),)), Genome((Term(7, -0.1),))]
@@ -25,7 +20,7 @@ PROMPTS = [(5, 6, 7), (8,), (9, 9, 9, 9, 9, 9, 9, 9, 9)]
 
 
 pytestmark = pytest.mark.skipif(
-    not rates().packs, reason="oneDNN packs no weights in bfloat16 on this processor"
+    not packs(), reason="oneDNN packs no weights in bfloat16 on this processor"
 )
 BFLOAT16 = {"dtype": "bfloat16", "products": "bfloat16"}
 OWN = Path(products=torch.bfloat16)
@@ -53,24 +48,6 @@ def test_a_rows_bits_depend_neither_on_height_nor_on_place(
         for first in (0, 1, 600 - height):
             part = product(x[first : first + height])
             assert torch.equal(part, whole[first : first + height]), (height, first)
-
-
-def test_products_of_many_heights_do_not_stay_in_memory() -> None:
-    """A program for each of 400 heights is 240 MB, if all are kept."""
-    script = """
-import psutil, torch
-from es_cookbook.engines.torch.kernels.packed import PackedWeight
-product = PackedWeight(torch.randn(448, 64).bfloat16(), None)
-product(torch.randn(16, 64).bfloat16())
-before = psutil.Process().memory_info().rss
-for height in range(16, 400):
-    product(torch.randn(height, 64).bfloat16())
-print(psutil.Process().memory_info().rss - before)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert int(done.stdout) < 120 << 20
 
 
 @pytest.mark.anyio
@@ -111,34 +88,3 @@ async def test_what_a_step_moved_is_packed_again(
             assert fingerprints[0] == fingerprints[1]
             assert (answers[0] - answers[1]).abs().mean() < CLOSE
             assert not torch.equal(*answers)
-
-
-@pytest.mark.parametrize(("family", "path"), [("qwen2", WIDE), ("qwen2", OWN), ("gpt_neox", WIDE)])
-def test_packed_weights_take_the_place_of_plain_ones_that_only_we_read(
-    tiny_model: TinyModel, family: str, path: Path
-) -> None:
-    reference = Reference(tiny_model(family), LowRank())
-    model = reference.model.bfloat16()
-    weights = ResidentWeights(model, reference.space, 1, path)
-    bytes_of = {
-        name: group.weight.untyped_storage().nbytes()
-        for name, group, _ in weights.model.group_members()
-    }
-    plain = {name for name, size in bytes_of.items() if size}
-    assert plain == ({"lm_head.weight"} if family == "qwen2" and path.flat else set(bytes_of))
-
-
-@pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3", "experts", "gemma2"])
-def test_packed_copies_count_where_they_do_not_take_the_place_of_weights(
-    family: str, tiny_model: TinyModel
-) -> None:
-    """They once counted beside the weights that they replace, and models were refused too early."""
-    base = Reference(tiny_model(family), LowRank()).model.to(torch.bfloat16)
-    space = Reference(tiny_model(family), LowRank()).space
-    told = weight_bytes(base, space, 2, packed=2)[1]
-    weights = ResidentWeights(base, space, 1, WIDE)
-    shared = {p.data_ptr() for p in base.parameters()}
-    own = [p.untyped_storage() for p in weights.model.module.parameters()]
-    kept = {each.data_ptr(): each.nbytes() for each in own if each.data_ptr() not in shared}
-    linear = sum(m.weight.numel() for m in base.modules() if isinstance(m, torch.nn.Linear))
-    assert told == pytest.approx(sum(kept.values()) + 2 * linear, rel=0.08)

@@ -1,14 +1,12 @@
 """The queue gives lanes what fits, keeps genomes' order and forgets what was cancelled."""
 
 import threading
-from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 
-from typing_extensions import override
-
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
-from es_cookbook.engines.torch.forward.population_layers import ROWS_PER_BLOCK, PopulationModel
-from es_cookbook.engines.torch.forward.work_queue import Admission, Work, WorkQueue
+from es_cookbook.engines.torch.lane import WorkQueue
+from es_cookbook.engines.torch.population_layers import ROWS_PER_BLOCK, PopulationModel
+from es_cookbook.engines.torch.slots import Work
 from es_cookbook.rl.types import Observation, SamplingParams
 
 
@@ -16,21 +14,8 @@ def _model() -> PopulationModel:
     return PopulationModel.__new__(PopulationModel)  # the queue only tells models apart
 
 
-class _Cohorts(Admission):
-    """Those of prompts of one length may, and at most two blocks of them."""
-
-    joins = False
-
-    @override
-    def alike(self, work: Work) -> Hashable:
-        return len(work.sequence)
-
-    @override
-    def most(self, work: Work) -> int:
-        return 2 * ROWS_PER_BLOCK
-
-
-_any = Admission()
+def _any(work: Work) -> None:
+    del work
 
 
 def _sample(model: PopulationModel, row: int = 0, length: int = 10, prompt: int = 1) -> Work:
@@ -54,48 +39,12 @@ def test_free_slots_of_a_genomes_own_blocks_are_filled_first_and_in_order() -> N
     assert queue.take_samples(model, {1: 8}, 9, 64, _any) == []
 
 
-def test_lanes_share_what_waits() -> None:
-    model, queue = _model(), WorkQueue(2)
-    queue.put([_sample(model, row=g) for g in range(4) for _ in range(ROWS_PER_BLOCK)])
-    assert len(queue.take_samples(model, {}, 100, 64, _any)) == 2 * ROWS_PER_BLOCK
-
-
-def test_a_cohort_is_of_requests_that_are_alike_and_no_larger_than_it_may_be() -> None:
+def test_requests_that_enter_together_are_alike() -> None:
     model, queue = _model(), WorkQueue(1)
     short, long = ([_sample(model, prompt=n) for _ in range(20)] for n in (2, 5))
     queue.put([work for pair in zip(short, long, strict=True) for work in pair])
-    assert queue.take_samples(model, {}, 100, 64, _Cohorts()) == short[:16]
-    assert queue.num_waiting(model) == 24
-
-
-def test_lanes_that_run_a_cohort_take_no_share_of_what_waits() -> None:
-    model, queue = _model(), WorkQueue(2)
-    queue.put([_sample(model) for _ in range(20)])
-    assert queue.wait_for_model() is model
-    first = queue.take_samples(model, {}, 100, 64, _Cohorts())
-    taken: list[list[Work]] = []
-
-    def other_lane() -> None:
-        assert queue.wait_for_model() is model
-        taken.append(queue.take_samples(model, {}, 100, 64, _Cohorts()))
-        queue.leave(model)
-
-    lane = threading.Thread(target=other_lane)
-    lane.start()
-    lane.join(timeout=10)
-    assert [len(first), *map(len, taken)] == [16, 4], "all that the busy lane left"
-    queue.put([_sample(model) for _ in range(20)])
-    queue.leave(model)
-    assert len(queue.take_samples(model, {}, 100, 64, _Cohorts())) == 16
-
-
-def test_a_model_that_a_lane_leaves_comes_after_the_others_that_wait() -> None:
-    one, other, queue = _model(), _model(), WorkQueue(1)
-    queue.put([_sample(one), _sample(other), _score(one, 3)])
-    assert queue.wait_for_model() is one
-    assert len(queue.take_scores(one, 9)) == 1
-    queue.leave(one)
-    assert queue.wait_for_model() is other
+    assert queue.take_samples(model, {}, 100, 64, lambda work: len(work.sequence)) == short
+    assert queue.num_waiting(model) == 20
 
 
 def test_requests_too_long_for_the_cache_stay_until_it_is_longer() -> None:
@@ -125,18 +74,21 @@ def test_scores_come_in_batches_of_at_most_so_many_tokens_but_at_least_one() -> 
     assert batches == [works[:1], works[1:3], works[3:], []]
 
 
-def test_a_free_lane_turns_to_the_model_that_fewest_lanes_are_on() -> None:
+def test_a_free_lane_turns_to_the_model_that_fewest_lanes_are_on_and_that_waited_longest() -> None:
     one, other, queue = _model(), _model(), WorkQueue(2)
-    queue.put([_sample(one), _sample(other)])
-    first = queue.wait_for_model()
-    assert {first, queue.wait_for_model()} == {one, other}
-    assert first is not None
-    assert queue.others_wait(first)
-    queue.leave(first)
-    assert queue.wait_for_model() is first
+    queue.put([_sample(one), _sample(other), _score(one, 3)])
+    assert queue.wait_for_model() is one
+    assert queue.wait_for_model() is other
+    assert queue.others_wait(one)
+    queue.leave(one)
+    assert queue.wait_for_model() is one
+    queue.leave(one)
+    queue.leave(other)
+    queue.take_scores(one, 9)
+    assert queue.wait_for_model() is one
 
 
-def test_closing_wakes_waiting_lanes_and_gives_back_what_waited() -> None:
+def test_closing_wakes_waiting_lanes_and_returns_what_waited() -> None:
     model, queue = _model(), WorkQueue(1)
     woken: list[PopulationModel | None] = []
     lane = threading.Thread(target=lambda: woken.append(queue.wait_for_model()))
@@ -159,10 +111,3 @@ def test_lanes_share_what_came_together_equally_whichever_is_first() -> None:
     assert [len(works.result()) for works in taken] == [32, 32, 32]
     for lane in lanes:
         lane.shutdown()
-
-
-def test_a_lane_that_had_its_share_takes_no_more_than_a_lanes_share_of_the_rest() -> None:
-    model, queue = _model(), WorkQueue(2)
-    queue.put([_sample(model) for _ in range(32)])
-    assert len(queue.take_samples(model, {}, 100, 10, _any)) == 16
-    assert len(queue.take_samples(model, {}, 100, 10, _any)) == 8

@@ -1,4 +1,4 @@
-"""The slots of a lane: which request sits where, and how far it is.
+"""Requests in the slots of a lane: which sits where, how far it is, and what it says next.
 
 All state is arrays over slots, so that a decode step touches Python only for requests that end.
 Slots come in blocks of `ROWS_PER_BLOCK` that belong to one genome (a row of the low-rank tables).
@@ -13,8 +13,9 @@ genomes that share a seed (common random numbers) then make the same choice wher
 distributions agree.
 """
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -22,17 +23,16 @@ import torch
 from torch import nn
 
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.engines.base import SampleRequest
-from es_cookbook.engines.torch.forward.population_layers import (
+from es_cookbook.engines.base import LogprobsRequest, SampleRequest
+from es_cookbook.engines.torch.kernels.choice import draw, first_largest, log_probabilities
+from es_cookbook.engines.torch.kernels.lanes import Row
+from es_cookbook.engines.torch.kernels.modules import rows_of
+from es_cookbook.engines.torch.population_layers import (
     MIN_ROWS,
     ROWS_PER_BLOCK,
     Factors,
     PopulationModel,
 )
-from es_cookbook.engines.torch.forward.work_queue import Admission, Work
-from es_cookbook.engines.torch.kernels.choice import draw, first_largest, log_probabilities
-from es_cookbook.engines.torch.kernels.lanes import Row
-from es_cookbook.engines.torch.kernels.modules import rows_of
 from es_cookbook.engines.vocabulary import keep_tokens
 
 _LOGITS_AT_ONCE = 1 << 23
@@ -42,6 +42,51 @@ SCORED_BYTES, SCORED_BYTES_OF_GPU = 1 << 27, 1 << 31
 a product to be as fast as with more, 128 of 262,144 tokens. GPUs want more rows."""
 _BYTES_OF_LOGIT = 4
 _NOBODY = -1
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Work:
+    """A request on its way through the engine.
+
+    Attributes:
+        model: the weights that answer, and `row`, their row of the low-rank tables.
+        limit: most tokens to sample; 0 for a logprobs request.
+        version: of the weights when it came, for what is kept of it.
+        wants_tops: of a logprobs request: the most probable tokens are asked as well.
+        cancelled: set by the caller's side; the lane then forgets the request.
+    """
+
+    request: SampleRequest | LogprobsRequest
+    model: PopulationModel
+    row: int
+    limit: int
+    version: int = 0
+    wants_tops: bool = False
+    cancelled: bool = False
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        """Tokens known beforehand: the prompt, and the continuation of a logprobs request."""
+        if isinstance(self.request, LogprobsRequest):
+            return self.request.prompt_T + self.request.continuation_T
+        return self.request.observation.tokens_T
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        if isinstance(self.request, LogprobsRequest):
+            return len(self.request.prompt_T)
+        return len(self.request.observation.tokens_T)
+
+    @property
+    def who(self) -> Hashable:
+        """Whose answers it asks for, of all that an engine hosts."""
+        return self.request.target
+
+    @property
+    def length(self) -> int:
+        """Tokens with those still to be sampled: what it needs of a cache."""
+        return len(self.sequence) + self.limit
 
 
 class SlotTable:
@@ -189,7 +234,7 @@ class SlotTable:
             array[len(order) :] = 0
 
 
-class Forward(Admission, ABC):
+class Forward(ABC):
     """How one lane's batches run: on the `flat` path, or by the model's `own` forward.
 
     Args:
@@ -198,12 +243,12 @@ class Forward(Admission, ABC):
         never: rows of the vocabulary that are no tokens.
 
     Attributes:
-        elastic: running requests may be moved together.
+        joins: requests may enter while others run.
         num_prefilled: prompt tokens run so far, and `num_cached` those that were there already.
         rows_scored: of logits that are made at a time to score.
     """
 
-    elastic = True
+    joins = True
 
     def __init__(
         self, device: torch.device, prefill_tokens: int, never: torch.Tensor | None = None
@@ -217,6 +262,7 @@ class Forward(Admission, ABC):
 
     def fit(self, num_slots: int, slot_length: int) -> None:
         """Make room for so many requests of so many tokens, if it has to be made beforehand."""
+        del num_slots, slot_length
 
     def turn_to(self, model: PopulationModel) -> None:
         """Run this model from now on; no request is running."""
@@ -243,6 +289,11 @@ class Forward(Admission, ABC):
             self._gathered = self._model.tables, genomes.copy(), factors
         return factors
 
+    def alike(self, work: Work) -> Hashable:
+        """What requests that enter together must have in common."""
+        del work
+        return None
+
     def admit(self, works: Sequence[Work]) -> list[Work]:
         """Requests for which there is room now, in the order in which they are to be prefilled."""
         return list(works)
@@ -267,6 +318,7 @@ class Forward(Admission, ABC):
 
     def ended(self, table: SlotTable, slots: Sequence[int]) -> None:
         """Requests in these slots run no more; a next turn may begin with what they have."""
+        del table, slots
 
     @abstractmethod
     def score(self, works: Sequence[Work]) -> list[np.ndarray]:

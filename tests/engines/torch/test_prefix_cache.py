@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.engines.base import SampleRequest, Target
-from es_cookbook.engines.torch.forward.attention import TokenCache
-from es_cookbook.engines.torch.forward.population_layers import PopulationModel
-from es_cookbook.engines.torch.forward.prefix_cache import Lease, PrefixCache
-from es_cookbook.engines.torch.forward.work_queue import Work
+from es_cookbook.engines.torch.attention import TokenCache
 from es_cookbook.engines.torch.kernels.attention import STEP
+from es_cookbook.engines.torch.population_layers import PopulationModel
+from es_cookbook.engines.torch.prefix_cache import Lease, PrefixCache
+from es_cookbook.engines.torch.slots import Work
 from es_cookbook.rl.types import Observation, SamplingParams
 
 MODEL = PopulationModel.__new__(PopulationModel)
@@ -67,14 +67,6 @@ def test_what_one_request_had_alone_goes_with_it_and_what_two_had_stays() -> Non
     assert _first(prefixes, 0, 1, 2, 3, 4, 0) == 3
 
 
-def test_a_turn_that_ended_is_kept_for_the_next() -> None:
-    prefixes = _prefixes()
-    lease = _take(prefixes, _work(0, (1, 2, 3), limit=5))
-    prefixes.give_back(lease, keep=(1, 2, 3, 8, 9))
-    assert _first(prefixes, 0, 1, 2, 3, 8, 9, 4, 4) == 5
-    assert _first(prefixes, 0, 1, 2, 3, 8, 7) == 4
-
-
 def test_what_a_lane_computes_others_share_once_it_is_there() -> None:
     prefixes = _prefixes()
     mine = prefixes.take(_work(0, (1, 2, 3, 4)), ME)
@@ -92,15 +84,6 @@ def test_what_a_lane_computes_others_share_once_it_is_there() -> None:
     assert late and late.first == 3 and late.runs[0] == mine.runs[0]
 
 
-def test_what_was_not_computed_is_not_kept() -> None:
-    prefixes = _prefixes()
-    failed = [prefixes.take(_work(0, (1, 2, 3, last)), ME) for last in (4, 5)]
-    for lease in failed:
-        assert lease is not None
-        prefixes.give_back(lease)
-    assert _first(prefixes, 0, 1, 2, 3, 4) == 0
-
-
 def test_what_was_not_used_for_longest_goes_first() -> None:
     prefixes = _prefixes(max_idle=3)
     for target, token in (("a", 1), ("a", 2), ("b", 3)):
@@ -109,13 +92,6 @@ def test_what_was_not_used_for_longest_goes_first() -> None:
     prefixes.give_back(_take(prefixes, _work("b", (4, 4, 4))), keep=(4, 4, 4))
     assert _first(prefixes, "a", 2, 2, 2, 2) == 0
     assert [_first(prefixes, "a", 1, 1, 1, 1), _first(prefixes, "b", 3, 3, 3, 3)] == [3, 3]
-
-
-def test_what_requests_wait_for_goes_last() -> None:
-    prefixes = _prefixes(max_idle=2, waiting=lambda: {"a"})
-    for target in ("a", "b", "c"):
-        prefixes.give_back(_take(prefixes, _work(target, (1, 1, 1))), keep=(1, 1, 1))
-    assert [_first(prefixes, target, 1, 1, 1, 1) for target in ("a", "b", "c")] == [3, 0, 3]
 
 
 def test_a_request_finds_room_or_waits_and_takes_nothing_from_those_that_run() -> None:
@@ -143,12 +119,6 @@ def test_nothing_survives_a_change_of_the_weights_or_arrives_late() -> None:
     assert late is not None and late.first == 0
     prefixes.clear()
     assert _first(prefixes, "centre", 1, 2, 3, 4) == 0
-
-
-def test_at_no_idle_block_nothing_is_shared() -> None:
-    prefixes = _prefixes(max_idle=0)
-    leases = [_take(prefixes, _work(0, (1, 2, 3, 4))) for _ in range(2)]
-    assert [lease.first for lease in leases] == [0, 0]
 
 
 @dataclasses.dataclass

@@ -14,24 +14,22 @@ flip a token.
 import copy
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias, cast
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from typing_extensions import override
 
-from es_cookbook.engines.torch.forward.attention import round_up
-from es_cookbook.engines.torch.forward.path import Path
-from es_cookbook.engines.torch.forward.population_layers import (
+from es_cookbook.engines.torch.attention import round_up
+from es_cookbook.engines.torch.kernels.modules import Path
+from es_cookbook.engines.torch.population_layers import (
     ROWS_PER_BLOCK,
     Batch,
     PopulationModel,
 )
-from es_cookbook.engines.torch.forward.slots import Forward, SlotTable, token_logprobs, tops
-from es_cookbook.engines.torch.forward.work_queue import Work
+from es_cookbook.engines.torch.slots import Forward, SlotTable, Work, token_logprobs, tops
 
 _OfRows: TypeAlias = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 _CACHES = ("cache", "past_key_values", "cache_params", "state", "mems")
@@ -55,7 +53,6 @@ class OwnForward(Forward):
         never: torch.Tensor | None = None,
     ) -> None:
         super().__init__(device, prefill_tokens, never)
-        self.elastic = path.elastic
         self._path = path
         self._cache: object = None
         self._tokens_B_L = torch.empty(0, 0, dtype=torch.int64)
@@ -82,13 +79,6 @@ class OwnForward(Forward):
         )
 
     @override
-    def most(self, work: Work) -> int:
-        """Rows that cannot be joined run their prompts in one forward pass."""
-        if self._path.elastic:
-            return sys.maxsize
-        return max(ROWS_PER_BLOCK, self._rows_at_once(len(work.sequence)))
-
-    @override
     def prefill(
         self, table: SlotTable, placed: Sequence[tuple[Work, int]]
     ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
@@ -103,8 +93,6 @@ class OwnForward(Forward):
         self.num_prefilled += sum(len(work.sequence) for work, _ in placed)
         self._tokens_B_L, self._mask_B_L = _left_padded(sequences, self.device)
         slots = np.array(sorted(slot for _, slot in placed))
-        if not self._path.elastic:
-            self._module = _shell(self._model)  # the cohort before left its state in the last one
         caches: list[object] = []
         pieces = self._pieces(num_rows)
         for rows in pieces:
@@ -124,7 +112,7 @@ class OwnForward(Forward):
         """One more token for every row of the cohort."""
         slots = table.active.nonzero()[0]
         num_rows = len(self._tokens_B_L)
-        if self._path.elastic and table.num_rows < 0.8 * num_rows:
+        if table.num_rows < 0.8 * num_rows:
             num_rows = table.num_rows
             self.keep(np.arange(num_rows))
         newest = torch.from_numpy(table.newest[:num_rows, None]).to(self.device)
@@ -133,7 +121,7 @@ class OwnForward(Forward):
         genomes = table.genome_of_block[: num_rows // ROWS_PER_BLOCK]
         if self._path.cached:
             inputs = self._tokens_B_L, self._mask_B_L, self._cache
-            logits, self._cache = self._run(self._module, genomes, *inputs)
+            logits, self._cache = self._run(genomes, *inputs)
             return logits[:, -1], slots
         # A piece of idle rows alone runs as its neighbours do, as in `factors_of_blocks`.
         genomes = np.where(genomes < 0, genomes[genomes >= 0][0], genomes)
@@ -149,16 +137,14 @@ class OwnForward(Forward):
 
     def _pieces(self, num_rows: int) -> list[slice]:
         """The rows whose whole sequences run together."""
-        step = num_rows
-        if self._path.elastic:
-            step = self._rows_at_once(self._tokens_B_L.shape[1])
+        step = self._rows_at_once(self._tokens_B_L.shape[1])
         return [slice(first, min(first + step, num_rows)) for first in range(0, num_rows, step)]
 
     def _run_piece(self, rows: slice, genomes: np.ndarray) -> tuple[torch.Tensor, object]:
         """Logits (rows, vocabulary) of the last tokens of whole sequences, and their cache."""
         blocks = genomes[rows.start // ROWS_PER_BLOCK : -(-rows.stop // ROWS_PER_BLOCK)]
         inputs = self._tokens_B_L[rows], self._mask_B_L[rows]
-        logits, cache = self._run(self._module, blocks, *inputs)
+        logits, cache = self._run(blocks, *inputs)
         return logits[:, -1], cache
 
     @override
@@ -197,9 +183,7 @@ class OwnForward(Forward):
         last = tokens_B_L.shape[1] - 1  # the token after it is not asked for
         firsts = {work: last - len(work.sequence) + work.num_prompt for work in works}
         keep = last + 1 - min(firsts.values())
-        # The cohort's modules may hold its state, and those of scores before would hold theirs.
-        module = self._module if self._path.elastic else _shell(self._model)
-        logits_B_L_V, _ = self._run(module, blocks, *inputs, keep=keep)
+        logits_B_L_V, _ = self._run(blocks, *inputs, keep=keep)
         logits_B_L_V = logits_B_L_V[:, -keep:]
         scores: dict[Work, np.ndarray] = {}
         for work, first in firsts.items():
@@ -212,7 +196,6 @@ class OwnForward(Forward):
 
     def _run(
         self,
-        module: PreTrainedModel,
         genome_of_block: np.ndarray,
         tokens_B_L: torch.Tensor,
         mask_B_L: torch.Tensor,
@@ -223,8 +206,8 @@ class OwnForward(Forward):
         if not self._path.mixed:  # one block for all rows
             genome_of_block = genome_of_block[genome_of_block >= 0][:1]
         batch = Batch(factors=self.factors_of_blocks(genome_of_block))
-        inputs = _inputs(self._path, module, tokens_B_L, mask_B_L, cache, keep)
-        output = self._model.forward(batch, module, **inputs)
+        inputs = _inputs(self._path, self._module, tokens_B_L, mask_B_L, cache, keep)
+        output = self._model.forward(batch, self._module, **inputs)
         logits = self.of_tokens(cast(torch.Tensor, output.logits))
         return logits, _cache_in(output, inputs)
 
@@ -280,7 +263,6 @@ def _inputs(
     # and some take a mask for that of the newest token.
     if path.padded:
         inputs["attention_mask"] = mask_B_L
-    if path.padded or not path.elastic:
         inputs["position_ids"] = (mask_B_L.cumsum(1) - 1).clamp(min=0)
     # One token alone can look like the next one of a sequence that went before.
     caches = path.cached and keep is None and tokens_B_L.shape[1] > 1
@@ -290,9 +272,6 @@ def _inputs(
         inputs |= {name: cache, "input_ids": tokens_B_L[:, -1:]}
         if "position_ids" in inputs:
             inputs["position_ids"] = cast(torch.Tensor, inputs["position_ids"])[:, -1:]
-    elif name in ("cache", "past_key_values") and caches and not path.elastic:
-        # Models that keep some of their state in their modules make no cache by themselves.
-        inputs[name] = DynamicCache(config=module.config)
     return {key: value for key, value in inputs.items() if key in takes}
 
 

@@ -8,7 +8,8 @@ import torch
 
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.common.errors import ModelError
-from es_cookbook.engines.vocabulary import Vocabulary, keep_tokens, learn_tokens_alone
+from es_cookbook.engines.vocabulary import Vocabulary, keep_tokens
+from es_cookbook.plugins.gradients.learner import learn_tokens_alone
 from tests.tiny_models import FAMILIES, VOCABULARY, character_tokenizer
 
 KNOWN = 30

@@ -31,26 +31,24 @@ from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
-from es_cookbook.engines.torch.forward.attention import attention_of, set_attention
-from es_cookbook.engines.torch.forward.cache_size import (
+from es_cookbook.engines.torch.attention import attention_of, set_attention
+from es_cookbook.engines.torch.flat import FlatForward, new_cache
+from es_cookbook.engines.torch.kernels.modules import FLAT, NARROW, Path
+from es_cookbook.engines.torch.kernels.products import one_thread
+from es_cookbook.engines.torch.memory import (
     CacheSize,
     Unfit,
     flat_cache_size,
     own_cache_size,
 )
-from es_cookbook.engines.torch.forward.flat import FlatForward, new_cache
-from es_cookbook.engines.torch.forward.low_rank_tables import GenomeTables
-from es_cookbook.engines.torch.forward.own import OwnForward
-from es_cookbook.engines.torch.forward.path import FLAT, Path
-from es_cookbook.engines.torch.forward.population_layers import (
+from es_cookbook.engines.torch.own import OwnForward
+from es_cookbook.engines.torch.population_layers import (
     ROWS_PER_BLOCK,
     PopulationModel,
 )
-from es_cookbook.engines.torch.forward.prefix_cache import PrefixCache
-from es_cookbook.engines.torch.forward.slots import Forward, SlotTable
-from es_cookbook.engines.torch.forward.work_queue import Work
-from es_cookbook.engines.torch.kernels.modules import NARROW
-from es_cookbook.engines.torch.kernels.packed import one_thread
+from es_cookbook.engines.torch.prefix_cache import PrefixCache
+from es_cookbook.engines.torch.resident_weights import GenomeTables
+from es_cookbook.engines.torch.slots import Forward, SlotTable, Work
 from es_cookbook.evolution.centre import Centre, noise_device
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.base import SearchSpace
@@ -65,7 +63,6 @@ _OWN = (
     Path(padded=False),
     Path(mixed=False),
     Path(padded=False, mixed=False),
-    Path(padded=False, elastic=False),
     Path(padded=False, cached=False),
     Path(padded=False, cached=False, mixed=False),
 )
@@ -286,7 +283,7 @@ class _Check:
             found_T = torch.from_numpy(logprobs_T).to(expected.device)
             differences.append(_most(found_T - expected.gather(1, targets)[:, 0]))
         for step in range(1, _DECODED):
-            if step == 1 and forward.elastic:
+            if step == 1:
                 order = np.arange(table.num_rows).reshape(-1, ROWS_PER_BLOCK)[::-1].flatten()
                 forward.keep(order)
                 table.reorder(order)

@@ -6,7 +6,6 @@ from typing import TypeVar
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import (
     LlamaConfig,
@@ -18,10 +17,10 @@ from transformers import (
 
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ModelError
-from es_cookbook.engines.torch.forward import self_check
-from es_cookbook.engines.torch.forward.path import FLAT
-from es_cookbook.engines.torch.forward.path import Path as RowPath
-from es_cookbook.engines.torch.forward.self_check import right_path
+from es_cookbook.engines.torch import self_check
+from es_cookbook.engines.torch.kernels.modules import FLAT
+from es_cookbook.engines.torch.kernels.modules import Path as RowPath
+from es_cookbook.engines.torch.self_check import right_path
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.causal_lms import CONTEXT, build
 
@@ -101,17 +100,12 @@ def test_a_model_that_is_right_on_no_path_is_refused_by_name_with_the_difference
         ("Llama4ForCausalLM", RowPath(padded=False)),
         ("Gemma3nForCausalLM", FLAT),
         ("MambaForCausalLM", RowPath(padded=False, mixed=False)),
-        ("RecurrentGemmaForCausalLM", RowPath(padded=False, elastic=False)),
+        ("RecurrentGemmaForCausalLM", RowPath(padded=False, cached=False)),
         ("OpenAIGPTLMHeadModel", RowPath(padded=False, cached=False)),
     ],
 )
 def test_a_model_takes_the_first_path_that_is_right(name: str, path: RowPath) -> None:
     assert _path(build(name)) == path
-
-
-def test_genomes_that_mix_in_a_prompt_are_seen_to_be_wrong() -> None:
-    """XLNet's rows are tokens first: its rows of one token can be mixed, and its prompts cannot."""
-    assert not _path(build("XLNetLMHeadModel")).mixed
 
 
 class _Windowed(Qwen2ForCausalLM):
@@ -163,23 +157,6 @@ class _Doubled(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.mlp(x) * (x.numel() if self.of_batch else 2)
-
-
-class _Scaled(nn.Linear):
-    """A stranger's layer."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight.tanh(), self.bias)
-
-
-def test_a_strangers_linear_layer_is_run_as_it_is() -> None:
-    model = _llama()
-    model.model.layers[1].mlp.down_proj = _Scaled(48, 32, bias=False)
-    _filled(model)
-    names = [info.name for info in parameter_infos(model) if info.kind == "linear"]
-    assert "model.layers.0.mlp.down_proj.weight" in names
-    assert "model.layers.1.mlp.down_proj.weight" not in names
-    assert _path(model) == FLAT
 
 
 @pytest.mark.parametrize("make", [_llama, lambda: build("Lfm2ForCausalLM")])

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from es_cookbook.checkpoints.linear_weights import expert_parameters, is_transposed
-from es_cookbook.engines.torch.forward.path import Path
+from es_cookbook.engines.torch.kernels.modules import Path
 from es_cookbook.engines.torch.kernels.products import multiply
 
 ELEMENTS_AT_ONCE = 1 << 24

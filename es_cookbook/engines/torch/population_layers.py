@@ -6,7 +6,7 @@ low-rank part for its own rows,
 
     y = x Wᵀ + (x B_g) A_gᵀ,
 
-so E = A Bᵀ is never formed. Experts in parameters of three axes do the same (see `experts`).
+so E = A Bᵀ is never formed. Experts in parameters of three axes do the same (`kernels.experts`).
 
 How a batch runs is the model's `Path`. On the flat path attention is `es_cookbook` attention: it
 reads and writes the key-value cache of the lane that runs the forward pass, which is how requests
@@ -28,7 +28,7 @@ of registers long may get other kernels depending on where they begin, so tables
 
 import dataclasses
 import threading
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -44,27 +44,27 @@ from transformers.pytorch_utils import Conv1D
 from typing_extensions import override
 
 from es_cookbook.checkpoints.linear_weights import is_linear, is_transposed, member_name
-from es_cookbook.engines.torch.forward.attention import (
+from es_cookbook.engines.torch.attention import (
     AttentionLayer,
     AttentionRows,
     KernelRows,
     set_attention,
     unknown_option,
 )
-from es_cookbook.engines.torch.forward.experts import (
+from es_cookbook.engines.torch.kernels.experts import (
     ExpertFactors,
     ExpertGroup,
     PopulationExperts,
     expert_groups,
 )
-from es_cookbook.engines.torch.forward.path import FLAT, Path
 from es_cookbook.engines.torch.kernels.lanes import LANES
 from es_cookbook.engines.torch.kernels.modules import (
-    MULTIPLIERS,
+    FLAT,
     NO_FACTORS,
     GatedLayers,
     LinearOutputs,
     Norm,
+    Path,
     RotaryAttention,
     alike,
     norm_like,
@@ -73,8 +73,7 @@ from es_cookbook.engines.torch.kernels.modules import (
     suits_kernels,
     widen,
 )
-from es_cookbook.engines.torch.kernels.packed import PackedWeight
-from es_cookbook.engines.torch.kernels.products import multiply
+from es_cookbook.engines.torch.kernels.products import PackedWeight, multiply
 from es_cookbook.engines.torch.kernels.rows import RankFactors, add_low_rank
 
 if TYPE_CHECKING:
@@ -248,7 +247,6 @@ class LinearGroup:
         self.index = index
         self.is_head = is_head
         self.is_bare = False  # what the weights make need not be widened
-        self.is_read = False  # by modules that may want more of the weights than products
         self.transposed = is_transposed(layers[0])
         self._packed: PackedWeight | None = None
         self._quantised: Int8Weight | None = None
@@ -279,24 +277,13 @@ class LinearGroup:
         return [sum(self.sizes[:i]) for i in range(len(self.sizes))]
 
     def pack(self) -> None:
-        """Compute with packed copies of weights as they are now; if none reads these, they go.
-
-        Those of int8 are not exact, so these stay.
-        """
+        """Compute with packed copies of the weights as they are now."""
         if self._quantises(self.weight):
             from es_cookbook.engines.torch.kernels.int8 import Int8Weight  # compiles its kernels
 
             self._quantised = Int8Weight(self.weight, self.bias)
         elif not self._multiplies:
             self._packed = PackedWeight(self.weight, self.bias)
-            if not self.is_read:
-                self._packed.replace(self.weight)
-
-    def unpack(self) -> None:
-        """Have the weights themselves again, to write to."""
-        if self._packed is not None:
-            self._packed.give_back(self.weight)
-        self._packed = self._quantised = None
 
     def product(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(..., in) as rows, (rows, in), and x Wᵀ + bias, (rows, sum of sizes), in `rows_dtype`."""
@@ -453,10 +440,6 @@ class PopulationModel:
         if path.flat:
             for like in (norm_like, _gated_like, partial(_attention_like, kept=path.kept)):
                 replace(module, like)
-        for parent in module.modules():
-            for child in parent.children():
-                if isinstance(child, _PopulationLinear) and not isinstance(parent, MULTIPLIERS):
-                    child.group.is_read = True
 
     def group_members(self) -> "Iterator[tuple[str, LinearGroup | ExpertGroup, int]]":
         """(name, group, first output or expert) of every linear weight."""
@@ -470,17 +453,10 @@ class PopulationModel:
 
     def pack(self, names: Container[str] | None = None) -> None:
         """Pack linear layers' weights as they are now; those of these names alone, if given."""
-        for group in self._linear_groups(names):
-            group.pack()
-
-    def unpack(self, names: Container[str]) -> None:
-        """Linear layers' weights of these names can be written to, until they are packed."""
-        for group in self._linear_groups(names):
-            group.unpack()
-
-    def _linear_groups(self, names: Container[str] | None) -> "Iterable[LinearGroup]":
         members = [each for each in self.group_members() if names is None or each[0] in names]
-        return {g.index: g for _, g, _ in members if isinstance(g, LinearGroup)}.values()
+        for group in {group.index: group for _, group, _ in members}.values():
+            if isinstance(group, LinearGroup):
+                group.pack()
 
     @property
     def head_table(self) -> LowRankTable | None:

@@ -16,7 +16,7 @@ import torch
 from typing_extensions import override
 
 from es_cookbook.engines.base import SampleRequest
-from es_cookbook.engines.torch.forward.attention import (
+from es_cookbook.engines.torch.attention import (
     AttentionRows,
     DecodeRows,
     KernelCache,
@@ -26,18 +26,17 @@ from es_cookbook.engines.torch.forward.attention import (
     TokenCache,
     round_up,
 )
-from es_cookbook.engines.torch.forward.population_layers import (
+from es_cookbook.engines.torch.kernels.attention import STEP
+from es_cookbook.engines.torch.kernels.modules import suits_kernels
+from es_cookbook.engines.torch.population_layers import (
     MIN_ROWS,
     ROWS_PER_BLOCK,
     Batch,
     Factors,
     GroupFactors,
 )
-from es_cookbook.engines.torch.forward.prefix_cache import Lease, PrefixCache
-from es_cookbook.engines.torch.forward.slots import Forward, SlotTable, token_logprobs, tops
-from es_cookbook.engines.torch.forward.work_queue import Work
-from es_cookbook.engines.torch.kernels.attention import STEP
-from es_cookbook.engines.torch.kernels.modules import suits_kernels
+from es_cookbook.engines.torch.prefix_cache import Lease, PrefixCache
+from es_cookbook.engines.torch.slots import Forward, SlotTable, Work, token_logprobs, tops
 
 
 def new_cache(device: torch.device, num_blocks: int, kept: torch.dtype) -> TokenCache:

@@ -9,9 +9,9 @@ and a run may end or begin within a block. So it is for few-shot examples, for p
 alike, for attempts at one problem, and for a rollout's next turn, which begins with its last one.
 
 A node that several requests had in common, or that a next turn may begin with, stays when they have
-ended, until the weights change or there is no room: the one not used for longest goes first, one of
-a genome for which requests wait last. All others go with their request. A block is free once
-neither a request nor a node has it, so whatever leaves the tree, those who read it go on.
+ended, until the weights change or there is no room: the one not used for longest goes first. All
+others go with their request. A block is free once neither a request nor a node has it, so whatever
+leaves the tree, those who read it go on.
 
 What a lane computes others know once it is there; until then they compute it themselves, as nobody
 waits for anybody. A token's keys and values have the same bits however they were made (on the CPU:
@@ -21,11 +21,11 @@ see `attention`), so answers are the same whatever is shared or has been let go 
 import dataclasses
 import heapq
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
-from es_cookbook.engines.torch.forward.attention import Run, TokenCache
-from es_cookbook.engines.torch.forward.work_queue import Work
+from es_cookbook.engines.torch.attention import Run, TokenCache
 from es_cookbook.engines.torch.kernels.attention import STEP
+from es_cookbook.engines.torch.slots import Work
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -87,20 +87,14 @@ class PrefixCache:
     Args:
         cache: of which the blocks are.
         max_idle: most blocks of which no request reads; at 0 nothing is shared.
-        waiting: whose requests wait.
 
     Attributes:
         version: of the weights; a request that came before it changed shares nothing.
     """
 
-    def __init__(
-        self,
-        cache: TokenCache,
-        max_idle: int,
-        waiting: Callable[[], Collection[Hashable]] = frozenset,
-    ) -> None:
+    def __init__(self, cache: TokenCache, max_idle: int) -> None:
         self.version = 0
-        self._cache, self._max_idle, self._waiting = cache, max_idle, waiting
+        self._cache, self._max_idle = cache, max_idle
         self._lock = threading.Lock()
         self._free: list[int] = []  # the lowest first, so that neighbours are taken together
         self._num_taken = 0  # blocks of requests or of nodes
@@ -249,19 +243,11 @@ class PrefixCache:
 
     def _let_go(self) -> bool:
         """Let a node leave of which no request reads some block, if there is one."""
-        idle = (
-            node
-            for node in self._stay
-            if not node.children and not all(self._readers[block] for block in node.blocks)
-        )
-        node = next(idle, None)
-        if node is None:
-            return False
-        waiting = self._waiting()
-        if node.who in waiting:
-            node = next((other for other in idle if other.who not in waiting), node)
-        self._remove(node)
-        return True
+        for node in self._stay:
+            if not node.children and not all(self._readers[block] for block in node.blocks):
+                self._remove(node)
+                return True
+        return False
 
     def _allocate(self, number: int) -> list[int] | None:
         """So many free blocks, in order, now read; None if there are not as many."""

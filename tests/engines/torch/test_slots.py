@@ -7,20 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.engines.base import SampleRequest
-from es_cookbook.engines.torch.forward.population_layers import (
+from es_cookbook.engines.torch.population_layers import (
     MIN_ROWS,
     ROWS_PER_BLOCK,
     PopulationModel,
 )
-from es_cookbook.engines.torch.forward.slots import (
+from es_cookbook.engines.torch.slots import (
     SlotTable,
+    Work,
     choose_tokens,
-    draw_on_device,
     token_logprobs,
     token_uniforms,
     tops,
 )
-from es_cookbook.engines.torch.forward.work_queue import Work
 from es_cookbook.rl.types import Observation, SamplingParams
 
 NUM_SLOTS = 6 * ROWS_PER_BLOCK
@@ -89,18 +88,6 @@ def test_every_request_keeps_its_place_in_a_block_of_its_genome(data: st.DataObj
         for slot in table.active.nonzero()[0].tolist():
             assert table.newest[slot] == newest[id(table.works[slot])]
             assert table.tokens[slot, table.count[slot] - 1] == table.newest[slot]
-
-
-def test_a_full_table_is_not_reordered_and_a_gappy_one_is_packed() -> None:
-    table = SlotTable(NUM_SLOTS, 16)
-    slots = table.place([_work(g) for g in (0, 1, 2) for _ in range(2 * ROWS_PER_BLOCK)])
-    assert table.packed_order() is None
-    table.release(slots[1::2])
-    order = table.packed_order()
-    assert order is not None
-    table.reorder(order)
-    assert table.num_rows == 3 * ROWS_PER_BLOCK
-    assert table.active[: 3 * ROWS_PER_BLOCK].all()
 
 
 def test_what_belongs_to_a_request_moves_with_it() -> None:
@@ -182,67 +169,6 @@ def test_a_nucleus_is_what_sorting_says(size: int, dtype: torch.dtype) -> None:
         allowed = sum(mass[token] for token in inside)
         likely = {token for token in inside if mass[token] > allowed / 150}
         assert likely <= set(drawn), "numbers lie closer together than these are wide"
-
-
-@pytest.mark.parametrize("temperature", [5e-324, 1e-306, 1e-100, 1e-38, 1e-10, 1e-4])
-def test_towards_temperature_0_the_largest_logit_is_drawn(temperature: float) -> None:
-    logits = 3 * torch.randn(16, 300, generator=torch.Generator().manual_seed(0)).double()
-    logits[:, 7] = logits.amax(dim=-1) + 0.5
-    options = np.full(16, temperature), np.ones(16), np.linspace(0, 1 - 1e-9, 16)
-    drawn = choose_tokens(logits.float(), *options, np.arange(16)).tolist()
-    on_devices = draw_on_device(logits, *(torch.from_numpy(each)[:, None] for each in options))
-    assert drawn == on_devices.tolist() == [7] * 16
-
-
-def test_a_token_without_mass_is_never_drawn() -> None:
-    never = -np.inf
-    logits = [[never] * 300 + [1.0, never, 1.0] + [never] * 300]
-    assert _choose(logits * 2, 1.0, 1.0, [0.0, 1 - 2.0**-53]) == [300, 302]
-
-
-def test_the_smallest_temperatures_are_greedy() -> None:
-    assert _choose([[0.0, 2.0, 1.0]] * 2, 1e-300, 1.0, [0.0, 0.999]) == [1, 1]
-
-
-def test_a_hot_row_inverts_the_cumulative_distribution_in_vocabulary_order() -> None:
-    logits = np.log([0.5, 0.25, 0.25]).tolist()
-    uniform = [0.0, 0.49, 0.51, 0.74, 0.76, 0.999999]
-    assert _choose([logits] * 6, 1.0, 1.0, uniform) == [0, 0, 1, 1, 2, 2]
-
-
-def test_top_p_keeps_tokens_until_their_mass_reaches_it() -> None:
-    logits = np.log([0.1, 0.5, 0.15, 0.25]).tolist()
-    assert set(_choose([logits] * 50, 1.0, 0.74, np.linspace(0, 0.99, 50).tolist())) == {1, 3}
-    assert set(_choose([logits] * 50, 1.0, 0.76, np.linspace(0, 0.99, 50).tolist())) == {1, 2, 3}
-    assert set(_choose([logits] * 50, 1.0, 1e-9, np.linspace(0, 0.99, 50).tolist())) == {1}
-
-
-@given(
-    st.lists(st.floats(-10, 10, width=32), min_size=3, max_size=3),
-    st.lists(
-        st.tuples(
-            st.sampled_from([0.0, 0.5, 2.0]), st.sampled_from([0.3, 1.0]), st.floats(0, 0.99)
-        ),
-        min_size=2,
-        max_size=6,
-    ),
-)
-def test_rows_do_not_see_each_others_options(
-    logits: list[float], options: list[tuple[float, float, float]]
-) -> None:
-    together = choose_tokens(
-        torch.tensor([logits] * len(options)),
-        *(np.array(column) for column in zip(*options, strict=True)),
-        np.arange(len(options)),
-    )
-    alone = [_choose([logits], t, p, [u])[0] for t, p, u in options]
-    assert together.tolist() == alone
-
-
-def test_logprobs_are_natural_logs_before_any_temperature() -> None:
-    logits = torch.tensor([[0.1, 0.2, 0.7], [0.5, 0.25, 0.25]]).log() + 3
-    logprobs = token_logprobs(logits, np.array([1, 0]), np.array([1, 2]))
-    np.testing.assert_allclose(logprobs, np.log([0.25, 0.7]), rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
