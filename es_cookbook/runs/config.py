@@ -21,20 +21,10 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names, with_each
-from es_cookbook.common.schedules import (
-    Constant,
-    Schedule,
-    check_temperatures,
-    schedule_field,
-)
+from es_cookbook.common.schedules import Constant, Schedule, check_temperatures, schedule_field
 from es_cookbook.engines.base import ENGINE_NAMES, Engine, EngineBuilder
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
-from es_cookbook.evolution.optimizers.base import (
-    AUTO,
-    Optimizer,
-    OptimizerBuilder,
-    OptimizerNames,
-)
+from es_cookbook.evolution.optimizers.base import AUTO, Optimizer, OptimizerBuilder, OptimizerNames
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpace, SearchSpaceBuilder
 from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.population.sampler import PopulationSampler
@@ -57,39 +47,27 @@ from es_cookbook.runs.tracking.trackers import TrackersBuilder
 
 ENGINES = Names(ENGINE_NAMES, default="torch")
 MAY_DIFFER = (
-    "log_path",
-    "behavior_if_log_dir_exists",
-    "trackers",
-    "model_name",
-    "engine",
-    "num_generations",
-    "snapshot_every",
-    "profile",
-    "size",
-    "minutes",
+    *("log_path", "behavior_if_log_dir_exists", "trackers", "model_name", "engine"),
+    *("num_generations", "snapshot_every", "profile", "size", "minutes"),
 )
-"""What a resumed run may change: where it is kept, shown and run, and for how long.
+"""Options that a resumed run may change.
 
-`model_name` and `engine` as long as the base is the same, bit for bit; the history tells.
+`model_name` and `engine` only if the base stays the same, bit for bit.
 """
 
 SIZES = (
-    "optimizer.population_size",
-    "dataset.problems_per_generation",
-    "dataset.num_test",
-    "sampling.max_tokens",
-    "num_generations",
-    "eval_every",
+    *("optimizer.population_size", "dataset.problems_per_generation", "dataset.num_test"),
+    *("sampling.max_tokens", "num_generations", "eval_every"),
 )
 """Options whose values a run may choose, to fit into `minutes`."""
 
 
 @chz.chz
 class RunConfig(ABC):
-    """A run that moves a model by its answers to the problems of a data set."""
+    """A run that trains a model on the problems of a data set, by any method."""
 
     main_metric: ClassVar[str] = CORRECT
-    """The metric that tells what a run brought; a recipe may have one of its own."""
+    """The metric that summarises a run; a recipe may set another."""
     presets: ClassVar[Mapping[str, Preset]] = {}
     """Options that `preset=NAME` stands for."""
     common_options: ClassVar[Collection[str]] = (
@@ -101,7 +79,7 @@ class RunConfig(ABC):
         *("optimizer", "optimizer.population_size", "optimizer.sigma", "optimizer.learning_rate"),
         *("optimizer.learning_rate_schedule", "learning_rate", "learning_rate_schedule"),
     )
-    """Options that people set often; `--help` lists them, and `--help all` every option."""
+    """Common options; `--help` lists them, and `--help all` every option."""
 
     model_name: str = chz.field(doc="model directory, GGUF file, Hub name or run (RUN@GENERATION)")
     dataset: RLDatasetBuilder = chz.field(doc="problems to train on, and held-out ones")
@@ -122,11 +100,10 @@ class RunConfig(ABC):
     eval_temperature: float = chz.field(default=0.0, doc="held-out: temperature; 0 is greedy")
     seed: int = chz.field(default=0, doc="everything random derives from it")
     rollout_timeout: float = chz.field(
-        default=600.0, doc="seconds for which one rollout's Env may have control"
+        default=600.0, doc="seconds that the Env may use in one rollout"
     )
     turn_timeout: float | None = chz.field(
-        default=None,
-        doc="seconds for which it may have control in one turn; as long as in all of them if unset",
+        default=None, doc="seconds that the Env may use in one turn; rollout_timeout if unset"
     )
     max_failed_fraction: float = chz.field(
         default=0.1, doc="stop when more of a generation's rollouts are lost"
@@ -134,10 +111,10 @@ class RunConfig(ABC):
     trackers: TrackerBuilder = chz.field(
         default_factory=TrackersBuilder,
         blueprint_unspecified=TrackersBuilder,
-        doc="where metrics and rollouts go",
+        doc="destinations of metrics and rollouts",
     )
     behavior_if_log_dir_exists: Behavior = chz.field(
-        default="ask", doc="what to do where log_path already holds a run"
+        default="ask", doc="what to do if log_path already holds a run"
     )
 
     @chz.validate
@@ -150,20 +127,20 @@ class RunConfig(ABC):
 
     @classmethod
     def whole_options(cls, given: Mapping[str, str]) -> dict[str, str]:
-        """Options as a user types them, with others in place of short ones and of a preset."""
+        """Options as a user types them, with short names and presets expanded."""
         return whole_options(given, cls.presets)
 
     @property
     @abstractmethod
     def space(self) -> SearchSpaceBuilder:
-        """The parameters that the run moves, as an engine names them."""
+        """The search space that the engine is built for."""
 
     def new_optimizer(self, space: SearchSpace, found: Mapping[str, float]) -> Optimizer:
-        """What moves the centre of a population.
+        """Builds the optimizer of a run.
 
         Args:
-            space: what its genomes perturb.
-            found: numbers for its options that are `auto` (`runs.history.format.Header`).
+            space: the parameters that genomes perturb.
+            found: values for options that are `auto` (`runs.history.format.Header`).
 
         Raises:
             ConfigError: The run has no population, or an option that is `auto` was not found.
@@ -171,21 +148,21 @@ class RunConfig(ABC):
         raise ConfigError("a run of gradients has no genomes, only its centre and its base")
 
     def centre_of(self, generation: int) -> int:
-        """Around which centre the genomes of a generation stand: after so many generations."""
+        """The centre that the genomes of a generation perturb, by the generations before it."""
         return generation
 
     @property
     def num_pairs(self) -> int:
-        """Pairs of genomes to which a batch is dealt out; 0: all attempt all of it."""
+        """Pairs of genomes that share a batch; 0: all genomes attempt the whole batch."""
         return 0
 
     def evaluates(self, generation: int) -> bool:
-        """Whether the centre is evaluated before a generation, or after the last."""
+        """Whether the centre is evaluated before this generation, or after the last one."""
         last = self.num_generations
         return generation == last or generation % (self.eval_every or last) == 0
 
     def sampling_at(self, generation: int) -> SamplingParams:
-        """How a generation samples."""
+        """The sampling parameters of a generation."""
         del generation
         return self.sampling
 
@@ -197,13 +174,13 @@ class RunConfig(ABC):
         sampling: SamplingParams | None = None,
         seed: int | None = None,
     ) -> PopulationSampler:
-        """Samples as the run does, unless told otherwise.
+        """Builds a sampler with the settings of the run.
 
         Args:
-            engine: where.
-            log_path: where lost rollouts are logged; nowhere if None.
-            sampling: of every generation, for one attempt of each genome; the run's own if None.
-            seed: from which sampling seeds are derived; the run's own if None.
+            engine: samples.
+            log_path: run directory in which lost rollouts are logged; not logged if None.
+            sampling: of every generation, for one attempt per genome; the run's own if None.
+            seed: for the sampling seeds; the run's own if None.
         """
         return PopulationSampler(
             engine,
@@ -221,46 +198,44 @@ class RunConfig(ABC):
 @chz.chz
 @with_each(REGULARISER_NAMES, Regulariser, "regulariser")
 class Config(RunConfig):
-    """One training run, whole."""
+    """A run of evolution strategies."""
 
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
 
     search_space: SearchSpaceBuilder = Names(SEARCH_SPACE_NAMES, default="low_rank").field(
-        "which parameters genomes perturb, and how"
+        "parameters that genomes perturb, and how"
     )
     optimizer: OptimizerBuilder = OptimizerNames(
         {"es": {"sigma": AUTO, "learning_rate": AUTO}}
-    ).field("how the population is made and the centre moves")
+    ).field("makes the population and moves the centre")
     objective: Objective = Names(OBJECTIVE_NAMES, default="mean").field(
-        "how a genome's attempts at a problem become one score"
+        "turns a genome's attempts at a problem into one score"
     )
-    fitness: Fitness = Names(FITNESS_NAMES, default="zscore").field("how scores become fitness")
+    fitness: Fitness = Names(FITNESS_NAMES, default="zscore").field("turns scores into fitness")
     surrogate: AnswerSource | None = Names(SURROGATE_NAMES, default="centre").field(
-        "genomes score answers in place of giving their own: the centre's, surrogate.attempts=16, "
-        "or the gold ones",
+        "genomes score answers instead of giving their own: those of the centre "
+        "(surrogate.attempts=16), or the gold answers",
         optional=True,
     )
     temperature_schedule: Schedule = schedule_field("factor on sampling.temperature over the run")
     batch_per_pair: bool = chz.field(
         default=False,
-        doc="each mirrored pair of genomes attempts its own share of a generation's problems, "
-        "instead of all of them",
+        doc="each mirrored pair of genomes attempts its own share of the problems of a "
+        "generation instead of all of them",
     )
     snapshot_every: int = chz.field(
         default=0,
-        doc="generations between snapshots of the centre, which shorten a replay; 0: none",
+        doc="generations between snapshots of the centre, which shorten a resume; 0: none",
     )
     max_staleness: int = chz.field(
-        default=0,
-        doc="1: engines that are done begin the next generation before the step of this one is "
-        "known, around the centre before it",
+        default=0, doc="1: idle engines start the next generation from the previous centre"
     )
     size: tuple[str, ...] = chz.field(
         default=(),
-        doc="sizes that are chosen to fit into `minutes`, by what the first answers take here: "
-        "auto is all that are not given, the default of `train`; none",
+        doc="options that are chosen to fit into `minutes` on this machine; in `train` also auto, "
+        "its default (all that are not given), and none",
     )
-    minutes: float = chz.field(default=10.0, doc="that a run may take whose sizes are chosen")
+    minutes: float = chz.field(default=10.0, doc="time of a run whose sizes are chosen")
     profile: bool = chz.field(
         default=False, doc="write a trace of the first generations, profile.json"
     )
@@ -314,7 +289,7 @@ class Config(RunConfig):
 
     @property
     def regularisers(self) -> Sequence[Regulariser]:
-        """Those that the run has, in the order of their names."""
+        """The regularisers of the run, in the order of their names."""
         found: list[object] = [getattr(self, name, None) for name in sorted(REGULARISER_NAMES)]
         return [each for each in found if isinstance(each, Regulariser)]
 
@@ -349,15 +324,15 @@ class Config(RunConfig):
 def recorded_config(
     log_path: Path, trust: Collection[str] = (), typed: Collection[str] = ()
 ) -> Config:
-    """The Config of the run in a directory, as it was begun, but for a length that it was given.
+    """Reads the Config of the run in a directory.
 
     It may name parts of es_cookbook and of installed plug-ins, and classes and functions of the
-    packages and scripts in `trust`; what it reaches has to be named there too.
+    packages and scripts in `trust`, which must also list the addresses that it reaches.
 
     Args:
         log_path: the directory.
-        trust: packages, scripts, and words for what is reached (`es_cookbook.common.trust`).
-        typed: options that the user gives in place of the run's own, and those that nobody uses.
+        trust: packages, scripts and addresses (`es_cookbook.common.trust`).
+        typed: options that the user replaces, and unused ones: they may reach anything.
 
     Raises:
         RunDirectoryError: There is no run.
@@ -372,7 +347,7 @@ _Kind = TypeVar("_Kind", bound=RunConfig)
 def config_of_kind(
     kind: type[_Kind], recorded: Recorded, trust: Collection[str], typed: Collection[str]
 ) -> _Kind:
-    """The same of a run of any kind."""
+    """The same for a run of any kind."""
     log_path, text = recorded.log_path, recorded.config_json
     path = log_path / CONFIG
     if '"__main__:' in text:

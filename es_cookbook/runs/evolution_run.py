@@ -23,12 +23,7 @@ from es_cookbook.population.scoring import Scoring, loaded
 from es_cookbook.rl.problem_env import told_stop
 from es_cookbook.rl.types import RLDataset
 from es_cookbook.runs.config import MAY_DIFFER, Config
-from es_cookbook.runs.directory.directory import (
-    HISTORY,
-    PROFILE,
-    SNAPSHOTS,
-    Recorded,
-)
+from es_cookbook.runs.directory.directory import HISTORY, PROFILE, SNAPSHOTS, Recorded
 from es_cookbook.runs.directory.opening import RunState, begin_in, open_history, run_state
 from es_cookbook.runs.history.format import Record, num_forked
 from es_cookbook.runs.history.store import HistoryStore, check_same_base, header_of

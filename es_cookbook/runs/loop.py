@@ -1,10 +1,10 @@
 """The loop: ask, roll out, score, tell, apply, record.
 
-A generation counts once its history line is on the disk. Whatever comes before that line (rollouts,
-the step on the engine, metrics) is simply done again after a crash, and comes out the same.
+A generation counts once its history line is on the disk. Everything before that line (rollouts, the
+step on the engine, metrics) is repeated after a crash, with the same result.
 
 The history is the checkpoint: base model and steps give the weights back bit for bit. `setup` and
-`evolution_run` say what a run opens and closes, `recorder` what it writes.
+`evolution_run` open and close a run, `recorder` writes its files.
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ from es_cookbook.runs.recorder import Recorder
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run, open: what the loop works with.
+    """An open run.
 
     Attributes:
-        generations: those that are still to come.
-        held_back: the last recorded generation, if the engine has not taken its step: the next one
-            stands around the centre before it.
+        generations: remaining ones.
+        held_back: the last recorded generation, if the engine has not taken its step because the
+            genomes of the next one are around the centre before it.
     """
 
     config: Config
@@ -46,7 +46,7 @@ class Run:
     recorder: Recorder
 
     async def problems(self, generation: int) -> Asked:
-        """What the genomes of a generation attempt: its batch and the regularisers' problems.
+        """The problems of a generation: its batch and those of the regularisers.
 
         With a surrogate the centre attempts the batch here, and the genomes score answers.
         """
@@ -74,19 +74,19 @@ class Run:
         genomes_G: Sequence[Genome],
         overlap: Overlap | None = None,
     ) -> Sequence[TrajectoryGroup]:
-        """The population's attempts at the problems; one group a problem."""
+        """The population's attempts at the problems; one group per problem."""
         with self.recorder.timed(generation, "rollout"):
             groups_P = await self.sampler.rollout(generation, asked.problems_P, genomes_G, overlap)
         self.recorder.rolled_out(generation, self.sampler.seconds)
         return groups_P
 
     def score(self, generation: int, asked: Asked, groups_P: Sequence[TrajectoryGroup]) -> Scored:
-        """`scores_P_G` and `fitness_G`; NaN where a rollout was lost."""
+        """`scores_P_G` and `fitness_G`; NaN for lost rollouts."""
         with self.recorder.timed(generation, "fitness"):
             return self.scoring.score(asked, groups_P)
 
     def tell(self, generation: int, genomes_G: Sequence[Genome], scored: Scored) -> Step:
-        """The step that these scores make."""
+        """The step from these scores."""
         with self.recorder.timed(generation, "tell"):
             return self.optimizer.tell(generation, genomes_G, scored.scores_P_G, scored.fitness_G)
 
@@ -99,7 +99,7 @@ class Run:
         step: Step,
         fingerprint: int,
     ) -> None:
-        """Record a generation, after which the centre has this fingerprint; begin the next one."""
+        """Record a generation and the fingerprint of the centre after it; begin the next one."""
         optimizer, centre = self.optimizer, self.config.centre_of(generation)
         sigma, rate = optimizer.sigma(generation), optimizer.learning_rate(generation)
         metrics = {
@@ -128,7 +128,7 @@ class Run:
         await self.recorder.record(generation, scored.groups_P, metrics, keep)
 
     def _told(self, generation: int, asked: Asked, scored: Scored) -> Sequence[ProblemResult]:
-        """Tell data set and objective the results of the problems; returns what is recorded."""
+        """Pass the results of the problems to data set and objective; returns those to record."""
         results_P = self.dataset.results(generation, scored.batch_groups_P)
         self.dataset.tell(generation, results_P)
         if not self.dataset.depends_on_results:
@@ -138,7 +138,7 @@ class Run:
 
 
 async def train_in_turn(run: Run) -> None:
-    """The generations that are still to come, one after the other."""
+    """Train the remaining generations one after the other."""
     for generation in run.generations:
         asked = await run.problems(generation)
         genomes_G = run.ask(generation)
@@ -151,7 +151,7 @@ async def train_in_turn(run: Run) -> None:
 
 
 async def train_overlapping(run: Run) -> None:
-    """The same if the next generation begins while the last rollouts of one end."""
+    """The same, but the next generation begins while the last rollouts of one end."""
 
     async def attempt(
         generation: int, overlap: Overlap

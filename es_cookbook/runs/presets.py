@@ -1,9 +1,9 @@
-"""Options that stand for others: short names, and settings of papers.
+"""Short names of options, and presets: settings of papers.
 
-`es-cookbook train preset=copes data=rows.jsonl ...`. A preset stands behind the options that a user
-gives: each of those wins, and the command says so, because the run is then no longer what the paper
-describes. The formulas that a preset leads to are compared with the papers' in
-tests/runs/test_presets.py; docs/hyper_parameters.md says what of a paper its options do not say.
+`es-cookbook train preset=copes data=rows.jsonl ...`. Options of the user override those of the
+preset, and the command says so, because the run is then no longer what the paper describes.
+tests/runs/test_presets.py compares the resulting formulas with those of the papers;
+docs/hyper_parameters.md lists the parts of a paper that options do not express.
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ SHORT = {
     "reward": "dataset.reward",
     "batch": "dataset.problems_per_generation",
 }
-"""Short name -> the option that it is."""
+"""Short name -> option."""
 _PARTS = "dataset.parts"
-"""Names in it stand for the data sets of a mixture."""
+"""The data sets of a mixture, also given by their names."""
 _DATASETS = Registered("datasets")
 _ENVIRONMENTS = Registered("environments")
-"""Data sets made of libraries' environments; their classes say which option names one."""
+"""Data sets of environments from libraries; the class tells the option for the environment."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Preset:
 
     Attributes:
         options: as a user would type them.
-        source: where they are from.
+        source: the paper.
     """
 
     options: Mapping[str, str]
@@ -48,7 +48,7 @@ class Preset:
 
 
 def whole_options(given: Mapping[str, str], presets: Mapping[str, Preset]) -> dict[str, str]:
-    """Options with whole names in place of short ones, and with those of a preset behind them.
+    """Options with short names and a preset expanded.
 
     >>> whole_options({"reward.tolerance": "0.01", "seed": "1"}, {})
     {'dataset.reward.tolerance': '0.01', 'seed': '1'}

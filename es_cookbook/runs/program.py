@@ -133,10 +133,7 @@ def main(config: Config) -> None:
 
 
 def train_and_tell(
-    config: Config,
-    name: str = "run",
-    began: float | None = None,
-    recorded: Recorded | None = None,
+    config: Config, name: str = "run", began: float | None = None, recorded: Recorded | None = None
 ) -> None:
     """Train as a command, and print in one line the result and how long it took.
 

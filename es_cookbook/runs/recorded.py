@@ -1,14 +1,13 @@
-"""A recorded run on an engine again: any generation's centre, any of its genomes, the base.
+"""A recorded run on an engine: the centre and the genomes of any generation, and the base.
 
-Base model, history and Config are all that a run is, so everything it ever consisted of can be had
-back: the centre after t generations is the base moved by the first t steps, and genome g of
-generation t is what the optimizer asked for then. The directory is only read, so the run may be
-going on, on this machine or another that shares its disk.
+A run is determined by base model, history and Config: the centre after t generations is the base
+moved by the first t steps, and the genomes of generation t are those that the optimizer asked for.
+The directory is only read, so the run may be in progress, on this machine or another that shares
+its disk.
 
-An optimizer is told every generation again, so no state of any optimizer is ever written. What it
-was told (fitness, and scores where it needs them) is in the records, what it asks follows from that
-and the run seed, and the steps that it makes must be the recorded ones. An engine takes the steps,
-from a snapshot where there is one, and must have the recorded fingerprint.
+The optimizer repeats every generation, so its state is never written. Its inputs (fitness, and
+scores if it needs them) are in the records, and its steps must be the recorded ones. The engine
+takes the steps, from a snapshot if there is one, and must reach the recorded fingerprint.
 """
 
 import asyncio
@@ -57,7 +56,7 @@ from es_cookbook.runs.history.store import (
 )
 
 Split: TypeAlias = Literal["test", "train"]
-"""The held-out problems, or the batch with which the generation trained."""
+"""The held-out problems, or the batch of the generation."""
 
 
 def open_run(
@@ -68,15 +67,15 @@ def open_run(
     *,
     or_of_gradients: bool = False,
 ) -> "RecordedRun":
-    """Read a run directory; nothing of it is tracked or pushed.
+    """Read a run directory.
 
     Args:
         log_path: the directory.
-        model_name: where the run's base model is here; where the run had it if None.
-        trust: packages, beside es_cookbook, of which its config.json may name classes and
-            functions, and what it may reach.
-        typed: options that replace some of it.
-        or_of_gradients: whether it may be a run of gradients.
+        model_name: present place of the base model; that of the run if None.
+        trust: further packages of which its config.json may name classes and functions, and
+            addresses that it may reach.
+        typed: options that the user replaces.
+        or_of_gradients: accept a run of gradients.
 
     Raises:
         RunDirectoryError: No run is there.
@@ -93,12 +92,12 @@ def open_run(
 
 
 class RecordedRun:
-    """What a run directory says, read and never written.
+    """A run directory, which is only read.
 
     Attributes:
-        header: what the run began with; None before that is recorded, and of gradients.
-        records: a generation each, in order; none of a run of gradients.
-        model_name: where its base is; a run of gradients is a model itself.
+        header: None if it is not recorded yet, and for gradients.
+        records: of the generations, in order; none for gradients.
+        model_name: of the base; for gradients, the run directory.
     """
 
     def __init__(self, recorded: Recorded, config: RunConfig, model_name: str) -> None:
@@ -113,7 +112,7 @@ class RecordedRun:
         self._genomes_G = functools.lru_cache(maxsize=1)(self._asked)
 
     def refresh(self) -> None:
-        """Read what has been recorded since."""
+        """Read the history again."""
         self.records = tuple(read_history(self.history))
 
     @functools.cached_property
@@ -124,11 +123,11 @@ class RecordedRun:
 
     @property
     def last_with_genomes(self) -> int:
-        """The last generation that has genomes, recorded or not: a finished run's end has none."""
+        """The last generation with genomes, recorded or not; the end of a finished run has none."""
         return min(len(self.records), self.config.num_generations - 1)
 
     def centre_of(self, generation: int) -> int:
-        """Around which centre the genomes of a generation stand: after so many generations."""
+        """The centre that the genomes of a generation perturb, by the generations before it."""
         if generation < len(self.records):
             centre = self.records[generation].centre
             return generation if centre is None else centre
@@ -136,14 +135,14 @@ class RecordedRun:
 
     @property
     def last_generation(self) -> int:
-        """After how many generations its centre is the last one that can be had."""
+        """Number of generations before the latest centre."""
         return len(self.records)
 
     def check_generation(self, generation: int) -> None:
         """Refuse a generation that has not been reached.
 
         Raises:
-            ConfigError: Says how far the run is.
+            ConfigError: Tells the recorded generations.
         """
         if not 0 <= generation <= len(self.records):
             raise ConfigError(
@@ -152,7 +151,7 @@ class RecordedRun:
             )
 
     def resolved(self, generation: int | None, who: Target) -> int:
-        """The generation that is asked for, or the latest in which there is `who`.
+        """The given generation, or the latest with this target.
 
         Raises:
             ConfigError: It has not been reached, or there is no such genome.
@@ -166,11 +165,11 @@ class RecordedRun:
         return self.last_generation if generation is None else generation
 
     def genomes(self, generation: int) -> Sequence[Genome]:
-        """The population that attempted the problems of a generation, `genomes_G`.
+        """The population of a generation, `genomes_G`.
 
         Raises:
             ConfigError: The generation has none, or has not been reached.
-            HistoryError: The optimizer does not do any more what it did.
+            HistoryError: The optimizer no longer gives the recorded steps.
         """
         self.check_generation(generation)
         return self._genomes_G(generation)
@@ -245,10 +244,9 @@ class Played:
     """One attempt at one problem.
 
     Attributes:
-        problem: its name where it has one, else "".
-        reward: the Env's own; NaN where the rollout was lost.
-        without_group_reward: whether the problem also has a reward that compares genomes, left out
-            here because nobody else attempts it.
+        problem: its name, or "".
+        reward: of the Env; NaN for a lost rollout.
+        without_group_reward: whether a reward that compares genomes was left out.
     """
 
     problem: str
@@ -281,9 +279,9 @@ async def rebuild(run: RecordedRun, engine: EngineBuilder | None = None) -> "Reb
 
 
 class RebuiltRun:
-    """A run on an engine, built for its search space, that holds the centre of `generation`.
+    """A run on an engine that holds the centre of `generation`.
 
-    While a genome answers that stood around an earlier centre, it holds that.
+    While a genome answers that perturbs an earlier centre, the engine holds that one.
     """
 
     def __init__(self, run: RecordedRun, engine: Engine) -> None:
@@ -295,12 +293,12 @@ class RebuiltRun:
         self._told = 0
 
     async def go_to(self, generation: int) -> None:
-        """Bring the engine's centre to where it was after so many generations.
+        """Restore the centre after so many generations.
 
         Raises:
             ConfigError: The generation has not been reached.
-            HistoryError: The centre has another fingerprint than recorded; ask nothing of this
-                object any more.
+            HistoryError: The centre has another fingerprint than recorded; this object cannot be
+                used any more.
         """
         self.run.check_generation(generation)
         if generation == 0 and self.run.records:
@@ -317,7 +315,7 @@ class RebuiltRun:
     async def answer(
         self, who: Target, observation: Observation, params: SamplingParams, seed: int
     ) -> Action:
-        """One action of a genome of this generation, of the centre or of the base.
+        """One action of a genome of this generation, the centre or the base.
 
         Raises:
             ConfigError: There is no such genome.
@@ -328,7 +326,7 @@ class RebuiltRun:
 
     @asynccontextmanager
     async def answering(self, who: Target) -> AsyncGenerator[tuple[Host, Target]]:
-        """Inside, a host and who to ask it for: the same as before, as often as wanted.
+        """Inside, a host and the target to request from it, for several requests.
 
         Raises:
             ConfigError: There is no such genome.
@@ -344,16 +342,16 @@ class RebuiltRun:
         overrides: Mapping[str, object],
         seed: int | None = None,
     ) -> Played:
-        """Attempt a problem as the run does: through its Env, with its sampling and seeds.
+        """Attempt a problem with the run's own Env, sampling and seeds.
 
-        So the rollouts that the run kept in `rollouts.jsonl` come back (attempt 0 of each).
+        So it repeats the rollouts in `rollouts.jsonl` (attempt 0 of each).
 
         Args:
             who: a genome of this generation, the centre or the base.
             split: "test" for the held-out problems, greedy as in an evaluation; "train" for the
-                batch that follows this generation's centre.
-            number: which of them.
-            overrides: fields of the sampling parameters that are to differ from the run's.
+                batch of this generation.
+            number: index of the problem.
+            overrides: other values of sampling parameters.
             seed: instead of the run's own.
 
         Raises:
@@ -378,7 +376,7 @@ class RebuiltRun:
         return Played(str(name), done.trajectories_G_K[0][0], done.rewards_G_K[0][0], compares)
 
     async def usual_stop(self) -> tuple[str, ...]:
-        """Texts that end the run's answers where `sampling.stop` is None: its data set says so.
+        """Texts that end answers by default, from the data set, if `sampling.stop` is None.
 
         Raises:
             DataError: The dataset cannot be loaded here.
@@ -396,7 +394,7 @@ class RebuiltRun:
 
     @asynccontextmanager
     async def _hosted(self, who: Target) -> AsyncGenerator[ResidentBlock]:
-        """Inside, whoever is to answer is resident: a genome alone, as number 0."""
+        """Inside, the target is resident: a genome as number 0."""
         run, generation = self.run, self.generation
         centre = run.centre_of(generation) if isinstance(who, int) else generation
         if centre != self._at:
@@ -412,7 +410,7 @@ class RebuiltRun:
     async def _problem(
         self, split: Split, number: int
     ) -> tuple[EnvGroupBuilder, Callable[[int], int]]:
-        """A problem, and the sampling seed that the run gives to the n-th call of an attempt."""
+        """A problem, and its sampling seed by the number of the call."""
         config = self.run.config
         datasets = await self._loaded()
         if split == "test":
@@ -437,7 +435,7 @@ class RebuiltRun:
         return self._datasets
 
     def _batch(self, dataset: RLDataset) -> Sequence[EnvGroupBuilder]:
-        """This generation's; a dataset that chooses by results is told those before it first."""
+        """The batch of this generation; earlier results are passed to the dataset first."""
         if self._told < self.generation:
             records = self.run.records[: self.generation]
             replay_dataset(dataset, records, num_forked(self.run.header), self._told)
@@ -446,7 +444,7 @@ class RebuiltRun:
 
 
 class _Alone(EnvGroupBuilder):
-    """A problem without the rewards that need the whole group."""
+    """A problem without its group reward."""
 
     def __init__(self, builder: EnvGroupBuilder) -> None:
         self._builder = builder
@@ -458,9 +456,10 @@ class _Alone(EnvGroupBuilder):
 def replay_optimizer(
     optimizer: Optimizer, records: Sequence[Record], given: int, advice: str
 ) -> None:
-    """Tell a new optimizer what it was told in these generations, and check that it does the same.
+    """Repeat these generations with a new optimizer, and compare its steps with the recorded ones.
 
-    The first `given` of them another run made: 0 but in a fork. `advice` ends the error's sentence.
+    The first `given` steps, from the parent of a fork, are taken as they are. `advice` ends the
+    error's sentence.
 
     Raises:
         HistoryError: It gives another step than the recorded one, or needs scores that are not
@@ -488,9 +487,10 @@ def replay_optimizer(
 def replay_dataset(
     dataset: RLDataset, records: Sequence[Record], given: int, told: int = 0
 ) -> None:
-    """Tell a dataset what these generations brought; the first `given` were another run's.
+    """Pass recorded results to a dataset, except the first `told`, which it has.
 
-    It has been told the first `told` already. Results may be there for the objective alone.
+    The first `given` come from the parent of a fork. Results may be recorded for the objective
+    alone.
 
     Raises:
         DataError: They were of other problems than the dataset has.
@@ -503,9 +503,9 @@ def replay_dataset(
 async def restore(
     engine: Engine, history: Path, records: Sequence[Record], model_name: str
 ) -> None:
-    """Bring an engine's centre to where it was after these generations, and check that it is.
+    """Restore the centre of an engine after these generations, from a snapshot if there is one.
 
-    Snapshots are looked for beside the history. Without records the centre is the base.
+    Without records the centre is the base.
 
     Raises:
         HistoryError: The centre has another fingerprint than the recorded one.

@@ -1,8 +1,8 @@
-"""Records what a generation measured, in the order in which it is written.
+"""Records what a generation measured, in this order.
 
-Rollouts and metrics first, then what the run goes on from (a line of the history, a checkpoint): a
-generation counts once that is on the disk, and only then do trackers show it, take a snapshot of it
-or push it. Whatever comes before is written again after a crash.
+Rollouts and metrics first, then the state to resume from (a line of the history, a checkpoint). A
+generation counts once that is on the disk; only then do trackers show it, take a snapshot of it or
+push it. Everything before that is written again after a crash.
 """
 
 import dataclasses
@@ -29,11 +29,11 @@ from es_cookbook.runs.tracking.findings import cut_answers
 from es_cookbook.runs.tracking.live import line_of
 
 LOOP = "loop"
-"""The track of what is timed, in a profile."""
+"""The track of the loop in a profile."""
 _TIMES = ("answer", "ask", "load", "sample", "score", "tell", "learn", "apply")
-"""What is timed and in `metrics.jsonl`, as `time/...`."""
+"""Times in `metrics.jsonl`, as `time/...`."""
 _LONG = 3.0
-"""Seconds of an evaluation whose result is printed before the generation it is recorded with."""
+"""Seconds of the first evaluation from which its result is printed at once."""
 
 
 class Progress:
@@ -97,14 +97,14 @@ class Progress:
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Recorder:
-    """Measures and records the generations of a run, whatever moves its model.
+    """Measures and records the generations of a run of any kind.
 
     Attributes:
         tracker: takes metrics and rollouts.
-        progress: how far the run is.
+        progress: rollouts and tokens so far.
         evaluate: measures the model on held-out problems: metrics `test/...`.
-        spans: takes what is timed.
-        evaluated: metrics of the model that the present generation starts from.
+        spans: of the profile.
+        evaluated: held-out metrics of the model that the current generation starts from.
     """
 
     config: RunConfig
@@ -124,7 +124,7 @@ class Recorder:
 
     @contextmanager
     def timed(self, generation: int, name: str) -> Generator[None]:
-        """Inside, a generation's time counts as that of `name`."""
+        """Inside, time counts as that of `name` in a generation."""
         began = time.perf_counter()
         yield
         self.took(generation, name, began, time.perf_counter())
@@ -135,7 +135,7 @@ class Recorder:
         self.spans.add(LOOP, name, began, ended)
 
     def rolled_out(self, generation: int, seconds: Seconds) -> None:
-        """Record where the time of a generation's rollouts went."""
+        """Record the times of a generation's rollouts."""
         self._seconds[generation] |= dataclasses.asdict(seconds)
 
     async def begin(self, generation: int) -> None:
@@ -156,7 +156,7 @@ class Recorder:
         self._began, self._stats = time.perf_counter(), self.engine.stats()
 
     def _say_evaluated(self, generation: int) -> None:
-        """The generation that follows may take long as well."""
+        """Print the evaluation before the first generation ends, which may take long as well."""
         if self.evaluated and generation < self.config.num_generations:
             say(f"before generation {generation + 1}: {line_of('', self.evaluated).strip()}")
             if cut := cut_answers(self.evaluated, "test/rollouts/"):
@@ -174,8 +174,8 @@ class Recorder:
         Args:
             generation: its number.
             groups_P: its rollouts.
-            metrics: of what moves the model.
-            keep: writes what the run goes on from.
+            metrics: of the method that moves the model.
+            keep: writes the state to resume from.
 
         Raises:
             RunDirectoryError: The disk refuses; the generation does not count.
@@ -198,7 +198,7 @@ class Recorder:
             "time/total": total,
             "throughput/answers_per_second": count_answers(groups_P) / total,
             "throughput/tokens_per_second": count_tokens(groups_P) / total,
-            **_prompts_per_second(rose, total),
+            **_prompts_shared(rose),
         }
         self._restarted = restarted
         with self.timed(generation, "record"):
@@ -212,16 +212,13 @@ class Recorder:
         await self.begin(generation + 1)
 
     async def finish(self) -> None:
-        """Wait for what trackers still have to do after the last generation."""
+        """Let trackers finish after the last generation."""
         await anyio.to_thread.run_sync(self.tracker.finish, abandon_on_cancel=True)
 
 
-def _prompts_per_second(rose: Mapping[str, float], seconds: float) -> Mapping[str, float]:
-    """Prompt tokens, and the share of them that were in the cache, if the engine counts them."""
+def _prompts_shared(rose: Mapping[str, float]) -> Mapping[str, float]:
+    """The share of prompt tokens that were in the cache, if the engine counts them."""
     if "prefilled_tokens" not in rose:
         return {}
-    known, of = rose["cached_tokens"], rose["cached_tokens"] + rose["prefilled_tokens"]
-    return {
-        "throughput/prompt_tokens_per_second": of / seconds,
-        "throughput/prompt_tokens_shared": known / max(of, 1.0),
-    }
+    cached, prefilled = rose["cached_tokens"], rose["prefilled_tokens"]
+    return {"throughput/prompt_tokens_shared": cached / max(cached + prefilled, 1.0)}

@@ -11,21 +11,18 @@ from typing import Any
 import anyio
 import pytest
 
-from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.errors import DataError
 from es_cookbook.common.schedules import HotSteps, Table
-from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.plugins.branches import fork
 from es_cookbook.plugins.mixtures.mixture import Mixture, Part
 from es_cookbook.plugins.mixtures.selection import Curriculum, Filter, Replay
 from es_cookbook.plugins.objectives.weighted import RewardSchedule
 from es_cookbook.rl.data.task import Task
-from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
 from es_cookbook.runs.recorded import open_run, rebuild
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
-from tests.fakes import Following
-from tests.tiny_run import TinyConfig, tiny, untimed, write_tiny_model
+from tests.tiny_run import TinyConfig, tiny, write_tiny_model
 
 pytestmark = pytest.mark.anyio
 
@@ -98,32 +95,6 @@ async def test_a_run_records_what_its_batches_follow_from(recorded: Path) -> Non
     assert "env/easy/correct" in metrics[0]
 
 
-def following(log_path: Path, rows: Path, of_mixture: bool, num_generations: int) -> TinyConfig:
-    """Scores follow what was solved, of a mixture with a curriculum or of rows."""
-    task = Task(source=str(rows / "hard.jsonl"), reward=odd, problems_per_generation=6, num_test=2)
-    more = {} if of_mixture else {"dataset": task}
-    return config(log_path, rows, objective=Following(), num_generations=num_generations, **more)
-
-
-@pytest.mark.parametrize("of_mixture", [True, False])
-async def test_a_reward_follows_results_after_an_interruption(
-    rows: Path, tmp_path: Path, of_mixture: bool
-) -> None:
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    await train(following(whole, rows, of_mixture, 5))
-    done = [row["objective/done"] for row in read_metrics(whole / "metrics.jsonl")[:5]]
-    records = list(read_history(whole / "history.jsonl"))
-    solved = [sum(r.solved for r in each.results_P) / len(each.results_P) for each in records]
-    assert len(set(solved)) > 2, "results differ"
-    assert done == pytest.approx(
-        [0.0, solved[0], *(sum(solved[t - 2 : t]) / 2 for t in range(2, 5))]
-    )
-    await train(following(stopped, rows, of_mixture, 2))
-    await train(following(stopped, rows, of_mixture, 5))
-    for name in ("history.jsonl", "rollouts.jsonl", "metrics.jsonl"):
-        assert untimed(stopped / name) == untimed(whole / name)
-
-
 async def test_every_rollout_comes_back(recorded: Path) -> None:
     rebuilt = await rebuild(open_run(recorded, trust=["tests"]))
     lines = [json.loads(line) for line in (recorded / "rollouts.jsonl").read_text().splitlines()]
@@ -148,24 +119,6 @@ async def test_other_data_are_noticed(rows: Path, tmp_path: Path) -> None:
     (own / "hard.jsonl").write_text((own / "hard.jsonl").read_text().lower())
     with pytest.raises(DataError, match="the recorded problems are others than"):
         await train(config(tmp_path / "run", own))
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"optimizer": ES(population_size=4, antithetic=False)}, "optimizer.antithetic=True"),
-        ({"sampling": SamplingParams(temperature=0.0)}, "set that above 0"),
-        (
-            {"temperature_schedule": Table(generations=(0, 2), factors=(1.0, 0.0))},
-            "found 0 in generation 2",
-        ),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(
-    rows: Path, fields: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        config(Path("unused"), rows, **fields)
 
 
 async def test_a_fork_goes_on_as_the_run_did(

@@ -65,13 +65,6 @@ def test_a_run_takes_about_the_time_that_it_has(seconds: float, slower: float) -
     assert rollout * rollouts_of(run) < seconds / 5
 
 
-def test_more_time_is_for_more_generations_of_more_genomes() -> None:
-    found = [sized(config(), look(), (5000, 200), each).chosen for each in (300, 3000, 30_000)]
-    for name in ("num_generations", "optimizer.population_size"):
-        values = [int(str(each[name])) for each in found]
-        assert values == sorted(values) and values[0] < values[-1]
-
-
 @pytest.mark.parametrize("path", SIZES)
 def test_only_free_options_that_the_config_has_are_chosen(path: str) -> None:
     free = tuple(each for each in SIZES if each != path)

@@ -1,18 +1,15 @@
 """The loop records what it did, measures what it promises, and goes on exactly where it stopped."""
 
-import dataclasses
 import functools
 import json
-import math
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import chz
-import numpy as np
 import pytest
 
 from es_cookbook.common.configs import load_config
@@ -24,8 +21,6 @@ from es_cookbook.common.errors import (
     RunDirectoryError,
 )
 from es_cookbook.common.schedules import Constant, Linear, Schedule
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.engines.torch.host import TorchEngine
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.full_rank import FullRank
@@ -37,25 +32,14 @@ from es_cookbook.plugins.regularisers.preference import PreferencePairs
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.objectives import MaxOfK
 from es_cookbook.rl.surrogate import GoldAnswers, Surrogate
-from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.config import Config
-from es_cookbook.runs.history.format import Record, encode
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.fakes import FakeEngine, FakeEngineBuilder, NoEngineBuilder
 from tests.programs import Programs
-from tests.runs.records import cut_run
-from tests.tiny_run import (
-    BASE,
-    TinyConfig,
-    assert_same_run,
-    contents,
-    tiny,
-    untimed,
-    write_tiny_model,
-)
+from tests.tiny_run import BASE, TinyConfig, assert_same_run, contents, tiny, untimed
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
@@ -195,25 +179,6 @@ async def test_a_run_with_every_objective_goes_on_exactly_and_says_what_it_measu
     assert again == tiny(unbroken, **settings)
 
 
-async def test_regularisers_move_the_centre_by_their_weight_and_with_none_only_measure(
-    tmp_path: Path,
-) -> None:
-    weights = {"without": (0.0, 0.0), "kl": (0.3, 0.0), "preference": (0.0, 0.7)}
-    for name, (kl, preference) in weights.items():
-        settings = regularised(tmp_path, kl_weight=kl, preference_weight=preference)
-        await train(tiny(tmp_path / name, num_generations=3, **settings))
-    await train(tiny(tmp_path / "plain", num_generations=3))
-    histories = {
-        name: (tmp_path / name / "history.jsonl").read_bytes() for name in (*weights, "plain")
-    }
-    assert histories["without"] == histories["plain"]
-    assert len(set(histories.values())) == 3
-    first, *_, last = read_metrics(tmp_path / "without" / "metrics.jsonl")
-    assert {"env/kl/kl", "test/env/kl/kl"} <= first.keys() and "test/env/kl/kl" in last
-    plain = read_metrics(tmp_path / "plain" / "metrics.jsonl")[-1]
-    assert last["test/reward/mean"] == plain["test/reward/mean"]
-
-
 async def test_a_run_that_is_complete_stays_as_it_is_to_the_byte(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -292,43 +257,6 @@ async def test_a_mistake_leaves_what_is_recorded_alone(tmp_path: Path) -> None:
     assert contents(tmp_path) == files
 
 
-async def test_genomes_of_several_terms_run_together_and_the_champion_s_drift_is_measured(
-    tmp_path: Path,
-) -> None:
-    made = tiny(
-        tmp_path / "run",
-        model_name=str(write_tiny_model(tmp_path / "model")),
-        engine=TorchEngineBuilder(num_lanes=1),
-        optimizer=Genetic(
-            population_size=8, sigma=0.3, num_elites=3, truncation=1.0, num_islands=2
-        ),
-        attempts=2,
-        sampling=SamplingParams(max_tokens=8, temperature=1.0),
-    )
-    await train(made)
-    records = list(read_history(tmp_path / "run/history.jsonl"))
-    steps = [record.step for record in records]
-    assert any(step.decay == 1 for step in steps), "another line took over"
-    assert any(step.terms and not step.decay for step in steps), "a line went on"
-    optimizer = made.optimizer(run_seed=0, num_generations=12, space=FakeEngine().space)
-    asked = []
-    for record in records:
-        asked.append(optimizer.ask(record.generation))
-        optimizer.tell(record.generation, asked[-1], None, np.array(record.fitness_G))
-    assert max(len({len(g.terms) for g in genomes_G}) for genomes_G in asked) >= 3
-    rows = read_metrics(tmp_path / "run/metrics.jsonl")
-    champion = {term.seed: term.coefficient for term in steps[0].terms}
-    for row, step in zip(rows, steps, strict=False):
-        champion = {} if step.decay else champion
-        champion |= {term.seed: term.coefficient for term in step.terms}
-        assert row["centre/drift_rms"] == pytest.approx(math.hypot(*champion.values()))
-        assert {"genetic/outgrown", "genetic/species"} <= row.keys()
-        if (
-            row["progress/generation"] < 12
-        ):  # of two attempts one shares its prompt; in evaluations none
-            assert 0.2 < row["throughput/prompt_tokens_shared"] < 0.5
-
-
 @pytest.mark.slow
 def test_killed_over_and_over_a_real_run_loses_nothing_and_ends_as_an_unbroken_one(
     tmp_path: Path, programs: Programs
@@ -340,38 +268,6 @@ def test_killed_over_and_over_a_real_run_loses_nothing_and_ends_as_an_unbroken_o
     assert found["kills"] == sum(found["moments"].values()) == 5 and found["runs"] >= 1
     assert found["moments"].keys() - {"while starting"}, "some came within a generation"
     assert (found["lost"], found["differing_bits"], found["differing_lines"]) == (0, 0, 0)
-
-
-async def test_a_run_with_snapshots_goes_on_from_the_latest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = write_tiny_model(tmp_path / "model")
-    fields = {
-        "model_name": str(model),
-        "engine": TorchEngineBuilder(num_lanes=1),
-        "num_generations": 7,
-    }
-    await train(tiny(tmp_path / "unbroken", **fields))
-    await train(tiny(tmp_path / "broken", snapshot_every=2, **fields))
-    cut_run(tmp_path / "broken", 5)
-    *taken, beyond = sorted((tmp_path / "broken" / "snapshots").iterdir())
-    # That of generation 4 gives way if the run is faster than the one of generation 2.
-    assert taken[0].name == "000002.safetensors" and beyond.name == "000006.safetensors"
-    beyond.unlink()
-    asked: list[Path | None] = []
-    restore = TorchEngine.restore
-
-    async def watched(self: TorchEngine, steps: Any, snapshot: Path | None = None) -> int:
-        asked.append(snapshot)
-        return await restore(self, [Step()] * 2 + list(steps)[2:], snapshot)
-
-    monkeypatch.setattr(TorchEngine, "restore", watched)
-    # It may differ from what the run began with.
-    resumed = tiny(tmp_path / "broken", snapshot_every=3, **fields)
-    await train(resumed)
-    assert asked == [taken[-1]]
-    assert_same_run(tmp_path / "broken", tmp_path / "unbroken")
-    assert beyond.exists()
 
 
 # What a resumed run may change, and what it may not.
@@ -470,38 +366,6 @@ async def test_a_longer_run_goes_on_unless_its_schedule_would_have_moved_otherwi
     assert len(list(read_history(tmp_path / "run-longer/history.jsonl"))) == 6
 
 
-async def test_behaviour_is_recorded_where_it_is_watched_and_told_again_on_resume(
-    tmp_path: Path,
-) -> None:
-    optimizer = Genetic(
-        population_size=8, truncation=1.0, species_by="behaviour", species_distance=0.2
-    )
-    settings = regularised(tmp_path, optimizer=optimizer, num_generations=8)
-    log_path = tmp_path / "run"
-    await train(tiny(log_path, **settings))
-    history = log_path / "history.jsonl"
-    whole = history.read_bytes()
-    lines, records = whole.splitlines(keepends=True), list(read_history(history))
-    for record, row in zip(records, read_metrics(log_path / "metrics.jsonl"), strict=False):
-        scores_P_G = np.array(record.scores_P_G)
-        assert scores_P_G.shape == (2, 8), "of the batch's two problems, not the regularisers'"
-        assert scores_P_G.mean() == pytest.approx(row["reward/mean"])
-
-    async def go_on(changed: Sequence[Record]) -> None:
-        cut_run(log_path, len(changed))
-        history.write_bytes(lines[0] + b"".join(map(encode, changed)))
-        await train(tiny(log_path, **settings))
-
-    await go_on(records[:5])
-    assert history.read_bytes() == whole
-    forgotten = [dataclasses.replace(record, scores_P_G=None) for record in records[:5]]
-    with pytest.raises(HistoryError, match=r"generation 0: .* does not have them; resume with"):
-        await go_on(forgotten)
-    alike = [dataclasses.replace(record, scores_P_G=((1.0,) * 8,) * 2) for record in records[:5]]
-    with pytest.raises(HistoryError, match=r"does not give the recorded step"):
-        await go_on(alike)
-
-
 async def test_with_a_surrogate_the_centre_answers_and_every_genome_scores_what_it_said(
     tmp_path: Path,
 ) -> None:
@@ -526,20 +390,3 @@ async def test_with_gold_answers_genomes_score_those_and_the_centre_is_measured(
     assert [row["progress/rollouts"] for row in rows] == [*range(2, 25, 2), 24]
     assert all(row["objective/mean"] < 0 < row["objective/std_genomes"] for row in rows[:-1])
     assert 0 <= rows[0]["reward/mean"] <= 1, "the centre's own answers"
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"attempts": 2}, "attempts=2 are a genome's own"),
-        ({"objective": LengthPenalty()}, "objective is about genomes' own answers"),
-        ({"batch_per_pair": True}, "batch_per_pair is about genomes' own answers"),
-        ({"temperature_schedule": Linear()}, "temperature_schedule is about genomes' own answers"),
-        ({"sampling": SamplingParams(top_p=0.9)}, "the centre answers at temperature 1"),
-    ],
-)
-def test_settings_of_answers_that_genomes_do_not_give_are_refused(
-    tmp_path: Path, settings: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ConfigError, match=said):
-        tiny(tmp_path, surrogate=Surrogate(), **settings)

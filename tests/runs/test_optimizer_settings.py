@@ -23,14 +23,7 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.plugins.objectives.length import LengthPenalty
 from es_cookbook.plugins.objectives.weighted import Gdpo, RewardSchedule
 from es_cookbook.population.step_sizes import DRIFT, options_of
-from es_cookbook.rl.objectives import (
-    OBJECTIVE_NAMES,
-    MaxOfK,
-    Mean,
-    Objective,
-    Outcomes,
-    PassAtK,
-)
+from es_cookbook.rl.objectives import OBJECTIVE_NAMES, MaxOfK, Mean, Objective, Outcomes, PassAtK
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.presets import PRESETS
 from tests.families import sampled

@@ -1,31 +1,22 @@
 """Presets: the steps that they lead to are the papers' formulas; what replaces them is told."""
 
 import math
-import os
-import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import psutil
-import pytest
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 
-from es_cookbook.cli.export import ExportConfig, export
 from es_cookbook.common.cli import built
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
-from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
+from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.presets import PRESETS
-from es_cookbook.runs.program import run as run_config
-from tests.programs import Programs, num_recorded
 from tests.said import typed
 
 ROOT = Path(__file__).parents[2]
@@ -189,50 +180,3 @@ def test_a_preset_that_is_none_is_refused() -> None:
     help_page = typed("countdown", "preset=copes", "--help").stdout
     assert "search_space.partitions=4" in help_page
     assert f"\nSettings of papers: preset={'|'.join(PRESETS)}.\n" in help_page
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_run_of_each_that_is_killed_and_resumed_ends_in_the_same_bits(
-    tmp_path: Path, programs: Programs, name: str
-) -> None:
-    """And the history rebuilds them, and exports them."""
-    options = {
-        "optimizer.population_size": "4",
-        "optimizer.sigma": "0.02",  # So large that four genomes differ in rewards.
-        "dataset.problems_per_generation": "4",
-        "dataset.num_train": "8",
-        "dataset.num_test": "0",
-        "sampling.max_tokens": "20",
-        "num_generations": "4",
-        "trackers": "JsonlTrackerBuilder",
-        "behavior_if_log_dir_exists": "resume",
-    }
-    if name != "randopt":  # Which makes no step.
-        options["optimizer.learning_rate"] = "0.01"
-    killed, unbroken = tmp_path / "killed", tmp_path / "unbroken"
-    words = [f"{key}={value}" for key, value in {"log_path": killed, **options}.items()]
-    said = tmp_path / "said.txt"
-    pid = programs.start(
-        ["-m", "es_cookbook", "countdown", f"preset={name}", *words], ["/dev/null", said, said]
-    )
-    while num_recorded(killed) < 1:
-        assert psutil.pid_exists(pid), said.read_text()
-        time.sleep(0.005)
-    os.kill(pid, signal.SIGKILL)
-    assert programs.exit_code() == -signal.SIGKILL
-    assert num_recorded(killed) < 4
-
-    for log_path in (killed, unbroken):
-        run_config(preset(name, log_path=str(log_path), **options))
-        exported = str(log_path) + "-exported"
-        export(ExportConfig(log_path=str(log_path), output=exported))  # by the fingerprints
-    one, other = (path / "history.jsonl" for path in (killed, unbroken))
-    assert one.read_bytes() == other.read_bytes()
-    ends = [f"{path}-exported/model.safetensors" for path in (killed, unbroken)]
-    found, expected = (load_file(end) for end in ends)
-    base = load_file(f"{BUNDLED_MODEL}/model.safetensors")
-    assert found.keys() == expected.keys() <= base.keys()
-    assert all(torch.equal(found[key], expected[key]) for key in found)
-    moved = any(not torch.equal(found[key], base[key]) for key in found)
-    assert moved == (name != "randopt")

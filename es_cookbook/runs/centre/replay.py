@@ -20,11 +20,7 @@ from typing import cast
 import torch
 
 from es_cookbook.checkpoints.model_files import base_identity
-from es_cookbook.checkpoints.models import (
-    architecture_for,
-    base_parameters,
-    parameter_infos,
-)
+from es_cookbook.checkpoints.models import architecture_for, base_parameters, parameter_infos
 from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.checkpoints.tensors import Snapshot, read_snapshot
 from es_cookbook.common.configs import load_fields

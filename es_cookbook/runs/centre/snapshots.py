@@ -37,11 +37,7 @@ class SnapshotWriter(Tracker):
     """
 
     def __init__(
-        self,
-        log_path: Path,
-        every: int,
-        model_name: str | None = None,
-        trust: Collection[str] = (),
+        self, log_path: Path, every: int, model_name: str | None = None, trust: Collection[str] = ()
     ) -> None:
         self._log_path = log_path
         self._model_name = model_name

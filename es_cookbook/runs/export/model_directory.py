@@ -18,12 +18,7 @@ import torch
 from es_cookbook.checkpoints.model_files import copy_file, find_file, tokenizer_files, weight_paths
 from es_cookbook.checkpoints.models import first_names, load_architecture
 from es_cookbook.checkpoints.quantised import QUANTISATION_FIELDS, quantised_checkpoint
-from es_cookbook.checkpoints.tensors import (
-    TensorFile,
-    TensorKind,
-    dtype_name,
-    weight_files,
-)
+from es_cookbook.checkpoints.tensors import TensorFile, TensorKind, dtype_name, weight_files
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.files import LARGEST_CONFIG, LARGEST_TEXT, parsed, read_file
 

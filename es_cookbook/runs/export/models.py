@@ -16,18 +16,13 @@ from es_cookbook.checkpoints.model_files import Format, Part, cached_model
 from es_cookbook.common.errors import ConfigError, ESCookbookError, ModelError, RunDirectoryError
 from es_cookbook.common.files import ANY_SIZE, opened
 from es_cookbook.common.terminal import plural, say
-from es_cookbook.runs.directory.directory import (
-    HISTORY,
-    Recorded,
-    check_is_run,
-    is_of_gradients,
-)
+from es_cookbook.runs.directory.directory import HISTORY, Recorded, check_is_run, is_of_gradients
 from es_cookbook.runs.history.store import read_prefix
 
 _SIGN = "@"
 """Between a run and the number of its generation."""
 _FORMAT = 2
-"""Of a change after which the same generation is another model directory."""
+"""Version of the converted directories; raise it when they change."""
 _DIGITS = 19
 """No generation has so many, and `int` refuses thousands."""
 _rebuilding: set[Path] = set()
@@ -44,14 +39,13 @@ class RunModels(Format):
         try:
             run = run_named(model_name)
             return None if run is None or is_of_gradients(run[0]) else _centre(*run)
-        except ESCookbookError as error:
-            # Whom to trust is said where a run is named, and not where a model is.
+        except ESCookbookError as error:  # A model's name cannot be given `trust`.
             hint = "; export it, and give model_name=that" if isinstance(error, ConfigError) else ""
             raise ModelError(f"model_name={model_name}: {error}{hint}") from error
 
 
 def run_named(model_name: str) -> tuple[Path, int | None] | None:
-    """The run directory that a model's name stands for, and the generation if it names one.
+    """The run directory in a model name, and the generation if it has one.
 
     Raises:
         ModelError: What follows the sign is no generation.

@@ -17,13 +17,7 @@ from es_cookbook.common.files import ANY_SIZE, lines, opened
 from es_cookbook.common.terminal import command, one_line, plural
 from es_cookbook.evolution.genome import Step
 from es_cookbook.runs.files import LineFile
-from es_cookbook.runs.history.format import (
-    LONGEST_LINE,
-    Header,
-    Record,
-    decode,
-    encode,
-)
+from es_cookbook.runs.history.format import LONGEST_LINE, Header, Record, decode, encode
 
 logger = logging.getLogger(__name__)
 

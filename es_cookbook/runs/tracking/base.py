@@ -1,11 +1,11 @@
-"""What a tracker is, and several of them as one.
+"""Trackers, and several of them as one.
 
-A run calls `log` once a generation, after the generation's last measurement and before its history
-line, and `recorded` after that line. So what is kept is on the disk before the generation counts,
-and what is shown as done can no longer be lost. Both are called once more at the end, with
-`num_generations`, for the centre's last evaluation; then `finish`, and `close` however a run ends.
-The line of generation t describes the centre that generation t started from (`test/...`) and what
-its genomes did (everything else).
+A run calls `log` once per generation, after its last measurement and before its history line, and
+`recorded` after that line. So metrics are on the disk before the generation counts, and a
+generation that is shown as done cannot be lost. Both are called once more at the end, with
+`num_generations`, for the last evaluation of the centre; then `finish`, and `close` however a run
+ends. The metrics of generation t describe the centre that it started from (`test/...`) and its
+genomes (everything else).
 """
 
 import contextlib
@@ -31,15 +31,15 @@ Decode: TypeAlias = Callable[[Sequence[int]], str]
 
 @dataclasses.dataclass(slots=True)
 class RunInfo:
-    """What a tracker may need to know about the run.
+    """Facts about a run for its trackers.
 
     Attributes:
         path: the run directory.
         run_seed: also seeds the choice of rollouts that are kept.
-        start_generation: the first that this process runs; above 0 if it resumes a recorded run.
-        measured: rows of `metrics.jsonl` from before.
+        start_generation: the first of this process; above 0 for a resumed run.
+        measured: rows of `metrics.jsonl` of the generations before it.
         underway: rollouts in progress.
-        learns: where the result is: in the history, or in a model at `model_path`.
+        learns: place of the result: the history, or a model at `model_path`.
     """
 
     path: Path
@@ -52,36 +52,36 @@ class RunInfo:
     learns: Literal["history", "model"] = "history"
 
     def model_path(self, generations: int) -> Path:
-        """Path of the model after so many generations, of a run without a history.
+        """Path of the model after so many generations, for a run without a history.
 
-        It exists if a checkpoint was written then, until the next checkpoint replaces it.
+        It exists from its checkpoint until the next one.
         """
         return self.path / CHECKPOINTS / str(generations) / MODEL
 
 
 class Tracker:
-    """Takes what a run measures; by default nothing."""
+    """Receives the measurements of a run; does nothing by default."""
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a generation; NaN and infinities are allowed."""
+        """Receive the metrics of a generation; NaN and infinities are allowed."""
 
     def log_rollouts(
         self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
     ) -> None:
-        """Take a generation's rollouts and keep as many as the tracker shows."""
+        """Receive the rollouts of a generation, of which a tracker may keep some."""
 
     def metrics(self) -> Mapping[str, float]:
-        """What the tracker itself has to report, logged with every generation."""
+        """The tracker's own metrics, logged with every generation."""
         return {}
 
     def recorded(self, generations: int) -> None:
-        """The history holds so many generations: what was logged last counts, and may be shown."""
+        """So many generations are recorded: what was logged last counts, and may be shown."""
 
     def finish(self) -> None:
-        """The run is complete: do, or wait for, what is still due. Called in a thread."""
+        """The run is complete: finish all work. Called in a thread."""
 
     def close(self) -> None:
-        """Finish writing and give the terminal back, also after a failure; twice is harmless."""
+        """Release files and the terminal, also after a failure; twice is harmless."""
 
 
 @chz.chz
@@ -89,25 +89,25 @@ class TrackerBuilder(ABC):
     """Builds a tracker for a run."""
 
     def check(self) -> None:
-        """Refuse, at the start of a run, what cannot be tracked so; by default nothing.
+        """Check the settings at the start of a run; does nothing by default.
 
         Raises:
-            ESCookbookError: What is missing, in one sentence.
+            ESCookbookError: Something is missing, in one sentence.
         """
         return
 
     def summarise(
         self, log_path: Path, rows: Sequence[Mapping[str, object]], *, is_over: bool
     ) -> str:
-        """Write what there is to say of several runs, such as a sweep's; by default nothing.
+        """Write a summary of several runs, such as a sweep's; does nothing by default.
 
         Args:
             log_path: directory of all of them.
             rows: of their table; `run` names a directory in it, `generations` counts what it has.
-            is_over: whether no more are to come.
+            is_over: whether all runs have ended.
 
         Returns:
-            A sentence about it for the end, or nothing.
+            A sentence about it, or "".
 
         Raises:
             ESCookbookError: It cannot be written.
@@ -117,16 +117,16 @@ class TrackerBuilder(ABC):
 
     @abstractmethod
     def __call__(self, run: RunInfo) -> Tracker:
-        """Open whatever the tracker writes to.
+        """Build the tracker and open its files.
 
         Raises:
             RunDirectoryError: It cannot be written.
-            ConfigError: It does not go with such a run.
+            ConfigError: It does not support such a run.
         """
 
 
 class Trackers(Tracker):
-    """Several trackers as one, told in order."""
+    """Several trackers as one, called in order."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = trackers
@@ -152,7 +152,7 @@ class Trackers(Tracker):
             tracker.recorded(generations)
 
     def finish(self) -> None:
-        """Let every tracker finish, one after the other."""
+        """Finish every tracker."""
         for tracker in self._trackers:
             tracker.finish()
 
@@ -165,13 +165,15 @@ class Trackers(Tracker):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SampledRollout:
-    """One rollout of a generation, and which it was.
+    """One rollout of a generation.
 
     Attributes:
-        problem: index into the generation's batch; `tags` are its own.
-        genome: index into the population; `attempt`: which of its attempts at the problem.
-        reward: group reward included; NaN where the rollout was lost.
-        logs: text of the group reward.
+        problem: index in the batch.
+        genome: index in the population.
+        attempt: index of the genome's attempt at the problem.
+        tags: of the problem.
+        reward: with the group reward; NaN for a lost rollout.
+        logs: of the group reward.
     """
 
     problem: int
@@ -188,8 +190,8 @@ def choose_rollouts(
 ) -> list[SampledRollout]:
     """Choose up to `count` rollouts at random, the same ones when the generation is run again.
 
-    Genomes 2i and 2i + 1, each other's mirror image where a population has such, are chosen
-    together, at the same problem and attempt: what a perturbation does shows beside its opposite.
+    Genomes 2i and 2i + 1, which are mirrored in an antithetic population, are chosen together, at
+    the same problem and attempt, so that a perturbation can be compared with its opposite.
     """
     places = [
         (p, g, k)

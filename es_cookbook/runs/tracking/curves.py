@@ -1,9 +1,9 @@
-"""Curves of runs from their files: what was measured, over what, grouped over seeds; and a table.
+"""Curves of a metric over cost, from the files of runs, grouped over seeds; and a table of them.
 
-Runs whose Configs differ in nothing but their seed, and in where they are kept, are one curve; its
-name is what tells it from the others. A held-out metric is measured at the start of a generation,
-so its x is what was spent on the generations before; that of any other metric includes its own.
-Three seeds are too few for a useful confidence interval, so mean, lowest and highest are shown.
+Runs whose Configs differ only in their seed and in their place are one curve, named by the fields
+in which it differs from the others. A held-out metric is measured at the start of a generation, so
+its x is the cost of the generations before; for any other metric it includes its own. Three seeds
+are too few for a useful confidence interval, so mean, lowest and highest are shown.
 """
 
 import math
@@ -20,20 +20,21 @@ from es_cookbook.common.terminal import markdown, one_line
 from es_cookbook.runs.tracking.reading import RunFiles, class_name, is_of_training, method_of
 
 Spent: TypeAlias = Literal["rollouts", "generations", "tokens", "seconds"]
-"""What a curve may go over."""
+"""The x axis of a curve."""
 _COUNTS = {"rollouts": "progress/rollouts", "tokens": "progress/tokens"}
 _MOST_NAMED = 3
-"""Fields in the name of a curve, and those that are named last."""
+"""Fields in the name of a curve."""
+
 _SAYS_LITTLE = ("num_generations", "eval_", "dataset.num_", "snapshot_", "engine", "model_name")
 
 
 def is_share(metric: str) -> bool:
-    """Whether it is shown in percent, as the metrics of Envs are."""
+    """Whether a metric is shown in percent, as those of Envs are."""
     return "env/" in metric
 
 
 def points(run: RunFiles, metric: str, over: Spent) -> dict[float, float]:
-    """Where the metric was measured, and its values; NaN is left out.
+    """X -> value of a metric, without NaN.
 
     Raises:
         ConfigError: The run did not measure it; names the nearest.
@@ -65,7 +66,7 @@ def _after(row: Mapping[str, float], number: int, before: float, over: Spent) ->
 
 
 def grouped(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
-    """The runs of each curve, by its name: what trained them, and what tells them from others."""
+    """Name of a curve (method and differing fields) -> its runs."""
     groups: dict[object, list[RunFiles]] = {}
     for run in runs:
         fields = frozenset((path, str(v)) for path, v in run.config.items() if _tells_apart(path))
@@ -114,7 +115,7 @@ def shared_points(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """`x_M` and `values_R_M` of some runs, at the points that all of them have.
 
-    Seconds differ from run to run: there the n-th measurements are put at their mean.
+    Seconds differ between runs, so the n-th measurements are placed at their mean.
 
     Raises:
         ConfigError: They were never measured at the same point.
@@ -135,7 +136,7 @@ def shared_points(
 
 
 def table(groups: Mapping[str, Sequence[RunFiles]], metric: str) -> str:
-    """A line a group of runs as Markdown: how good they were, and what they cost.
+    """A line per group of runs as Markdown: final metric and cost.
 
     Raises:
         ConfigError: A run did not measure the metric, or does not count rollouts and time.

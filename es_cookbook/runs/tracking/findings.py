@@ -1,4 +1,4 @@
-"""What the metrics of a run say that its user should know: a sentence, with what to change.
+"""Problems that show in the metrics of a run: a sentence each, with what to change.
 
     nothing    every reward is 0, all genomes earn the same, or no genome differs from its twin, in
                this generation and in most of the last twenty
@@ -7,8 +7,8 @@
     fallen     the centre earns less on held-out problems than it did: 95 % intervals are apart
     cut        many answers end at `sampling.max_tokens`
 
-The live view, `show` and the report take their sentences from here. They follow from the rows of
-`metrics.jsonl` alone, so a recorded run says what it said while it was running.
+The live view, `show` and the report use these sentences. They depend on the rows of `metrics.jsonl`
+alone, so a recorded run gives the same ones.
 """
 
 import math
@@ -20,9 +20,9 @@ from es_cookbook.runs.tracking.base import GENERATION
 from es_cookbook.runs.tracking.jsonl import REWARD
 
 _WINDOW = 20
-"""Generations of which most must have no signal, and after which a finding is repeated."""
+"""Generations of which most must have no signal; also those between repetitions of a finding."""
 _MANY = 0.2
-"""Share of answers that are cut."""
+"""Share of cut answers that is reported."""
 _BROKEN = 0.5
 """Share of the centre's reward below which perturbations are too large."""
 _LOW, _HIGH = "test/low/reward/mean", "test/high/reward/mean"
@@ -54,7 +54,7 @@ class Findings:
         """The last row with a held-out reward and one of genomes."""
 
     def take(self, row: _Row) -> list[str]:
-        """Take the next row; returns the sentences that were not told in the last generations."""
+        """Take the next row; returns the sentences that are new in the last generations."""
         self._taken += 1
         if REWARD in row:
             self._held_out.append(row)
@@ -76,14 +76,14 @@ class Findings:
         return kind not in self._told or self._taken - self._told[kind] >= _WINDOW
 
     def _nothing(self, row: _Row) -> str:
-        """A few generations without a signal are no loss, so most must have none."""
+        """Reported only if most of the last generations had no signal."""
         found = self._no_signal(row)
         if "reward/mean" in row:
             self._had_no_signal.append(bool(found))
         return found if 2 * sum(self._had_no_signal) > len(self._had_no_signal) else ""
 
     def _no_signal(self, row: _Row) -> str:
-        """Why this generation teaches nothing."""
+        """The reason for a generation without a signal."""
         known = self._too_far() or self._fallen()
         now = f" (now {row['optimizer/sigma']:g})" if "optimizer/sigma" in row else ""
         more = f"raise optimizer.sigma{now}, or ask more problems per generation; {_SEE}"
@@ -104,14 +104,14 @@ class Findings:
         return ""
 
     def _has_not_risen(self) -> bool:
-        """Whether two evaluations or more say that the centre is no better than at the start."""
+        """Whether the centre is no better than at the start, after two or more evaluations."""
         if len(self._held_out) < 2:
             return False
         first, last = self._held_out[0], self._held_out[-1]
         return last[REWARD] <= max(first[REWARD], first.get(_HIGH, -math.inf))
 
     def _too_far(self) -> str:
-        """What to change if perturbations broke the centre that was evaluated last."""
+        """Advice if perturbations broke the centre that was evaluated last."""
         both = self._of_both
         if "optimizer/sigma" not in both:
             return ""
@@ -125,7 +125,7 @@ class Findings:
         )
 
     def _fallen(self) -> str:
-        """What to change if the centre's interval is below that of its best evaluation."""
+        """Advice if the interval of the last evaluation is below that of the best one."""
         if len(self._held_out) < 2:
             return ""
         best, last = max(self._held_out, key=lambda row: row[REWARD]), self._held_out[-1]
@@ -137,14 +137,14 @@ class Findings:
         )
 
     def _cut(self, row: _Row) -> str:
-        """If the centre's own answers are not cut, perturbations make them long."""
+        """Nothing if the centre's own answers are not cut: perturbations make them long."""
         of_centre = self._held_out[-1].get("test/rollouts/truncated") if self._held_out else None
         is_es = "optimizer/sigma" in row
         return "" if is_es and of_centre is not None and of_centre <= _MANY else cut_answers(row)
 
 
 def cut_answers(row: _Row, prefix: str = "rollouts/") -> str:
-    """What to change if many answers were cut, by what they look like; else nothing.
+    """Advice if many answers were cut, depending on how they look; else "".
 
     >>> cut_answers({"rollouts/truncated": 0.9, "rollouts/ran_on": 0.1}).partition(": ")[2]
     'raise it, or ask for shorter answers'

@@ -23,18 +23,15 @@ from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 from es_cookbook.runs.tracking.findings import Findings
 from es_cookbook.runs.tracking.jsonl import CORRECT, PASS_AT, REWARD, duration_in_words, reported
 
-SPEEDS = {
-    "throughput/answers_per_second": "answers/s",
-    "throughput/tokens_per_second": "tokens/s",
-}
-"""How fast a run is: the first of them that was measured is shown."""
+SPEEDS = {"throughput/answers_per_second": "answers/s", "throughput/tokens_per_second": "tokens/s"}
+"""Speeds of a run; the first that was measured is shown."""
 PROBLEMS = "test/problems"
-"""How many held-out problems the centre was measured on."""
+"""Key of the number of held-out problems."""
 _FIRST_PATIENCE, _PATIENCE = 10.0, 60.0
-"""Seconds after which plain output reports on rollouts in progress: of the first generation, and of
+"""Seconds until rollouts in progress are reported on plain output, in the first generation and in
 later ones."""
 _COLUMNS = 100
-"""Of a generation's line."""
+"""Length of a line."""
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +46,10 @@ class LiveTrackerBuilder(TrackerBuilder):
 
 
 class LiveTracker(Tracker):
-    """Prints a line per generation and what it says about the run.
+    """Prints a line per generation, and findings.
 
-    A terminal, `screen`, has a last line that is redrawn: generations, time, and rollouts in
-    progress. Anything else gets a line about rollouts that take long, each time twice as late.
+    On a terminal, `screen`, a last line is redrawn: generations, time, and rollouts in progress.
+    Plain output gets a line about rollouts that take long, after twice the time each time.
     """
 
     def __init__(
@@ -70,7 +67,7 @@ class LiveTracker(Tracker):
         self._logged: tuple[int, Mapping[str, float]] = 0, {}
         self._is_on = True
         self._told: tuple[Rollouts | None, float] = None, 0.0
-        """Rollouts that were reported on last, and after how many seconds they will be again."""
+        """Rollouts that were reported last, and the seconds of their next report."""
         self._is_closed = threading.Event()
         self._watch = threading.Thread(target=self._look_on, name="underway", daemon=True)
         self._live: Live | None = None
@@ -89,7 +86,7 @@ class LiveTracker(Tracker):
         self._logged = generation, metrics
 
     def recorded(self, generations: int) -> None:
-        """Print the line, and what there is to say about it."""
+        """Print the line of a generation, and findings."""
         (generation, metrics), total = self._logged, self._run.num_generations
         which, left = "finished", ""
         if generation < total:
@@ -100,7 +97,7 @@ class LiveTracker(Tracker):
         self._print("\n".join([line_of(which, metrics, left), *found]))
 
     def close(self) -> None:
-        """Give the terminal back; closing twice is harmless."""
+        """Restore the terminal; closing twice is harmless."""
         self._is_closed.set()
         if self._watch.is_alive():
             self._watch.join()
@@ -124,7 +121,7 @@ class LiveTracker(Tracker):
             self.look()
 
     def _seconds_left(self) -> float:
-        """By the mean time of this process's generations, with their evaluations; NaN if none."""
+        """From the mean time of this process's generations with their evaluations; NaN if none."""
         done = self._done - self._run.start_generation
         if not done:
             return math.nan
@@ -161,7 +158,7 @@ class LiveTracker(Tracker):
 
 
 def line_of(which: str, metrics: Mapping[str, float], left: str = "") -> str:
-    """A generation in a line of at most `_COLUMNS` columns; what does not fit is left out.
+    """A generation in a line of at most `_COLUMNS` columns; facts that do not fit are left out.
 
     >>> line_of("finished", {"reward/mean": 0.25, "test/reward/mean": 0.5, "test/problems": 40.0})
     'finished  reward 0.250  held-out reward 0.500  40 held-out problems'
@@ -183,7 +180,7 @@ def line_of(which: str, metrics: Mapping[str, float], left: str = "") -> str:
 
 
 def _shown(metrics: Mapping[str, float], keys: Sequence[str]) -> Iterator[str]:
-    """Values of those that were measured, and how sure they are."""
+    """Values of the measured metrics, with their intervals."""
     for key in keys:
         if key in metrics:
             sure = ", ".join(filter(None, (reported(metrics, key), interval(metrics, key))))
@@ -191,7 +188,7 @@ def _shown(metrics: Mapping[str, float], keys: Sequence[str]) -> Iterator[str]:
 
 
 def pace(metrics: Mapping[str, float]) -> list[str]:
-    """How fast a generation answered, how long its answers were, and how many were cut.
+    """Speed, length and cut share of the answers of a generation.
 
     >>> pace({"throughput/answers_per_second": 46.4, "rollouts/mean_tokens": 11.8})
     ['46 answers/s', '12 tokens an answer']
@@ -207,7 +204,7 @@ def pace(metrics: Mapping[str, float]) -> list[str]:
 
 
 def so_far(now: Rollouts, of: int) -> str:
-    """Rollouts in progress: how many have ended, what they earned, how long the rest takes."""
+    """Rollouts in progress: number done, mean reward, time left."""
     what = "held-out" if now.generation is None else f"generation {now.generation + 1}/{of}"
     done = f"{now.num_done:,}" if now.num_done else "none"
     found = [f"{done} of {plural(now.count, 'answer')} after {duration_in_words(now.seconds)}"]
@@ -252,7 +249,7 @@ def label(key: str) -> str:
 
 
 def number(value: float) -> str:
-    """A measured value with as many digits as tell.
+    """A measured value with a useful number of digits.
 
     >>> number(0.58249), number(-212.34), number(1_234_567.0), number(math.nan)
     ('0.582', '-212.3', '1.2M', 'nan')

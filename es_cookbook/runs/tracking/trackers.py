@@ -1,4 +1,4 @@
-"""The trackers of a run by their names: the core's two, and all that are registered.
+"""The trackers of a run by name: two of the core, and all that are registered.
 
     trackers.wandb.wandb_project=mine  trackers.hub.repo_id=me/run  trackers.report=None
 
@@ -48,7 +48,7 @@ class TrackersBuilder(TrackerBuilder):
         return "\n".join(filter(None, said))
 
     def __call__(self, run: RunInfo) -> Tracker:
-        """Open them all, the files first: what is shown is also on the disk."""
+        """Build all of them, the files first."""
         trackers: list[Tracker] = []
         with contextlib.ExitStack() as opened:
             for builder in self._builders():

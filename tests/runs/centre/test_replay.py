@@ -1,10 +1,9 @@
 """The centre of any generation comes back bit for bit, in the memory of a few tensors."""
 
+import itertools
 import shutil
-import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import chz
 import pytest
@@ -12,18 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from es_cookbook.common.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
-from es_cookbook.engines.ray.pool import RayPoolBuilder
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.cma.singular_values import SingularValues
 from es_cookbook.plugins.quantised.spaces import QuantCodes, QuantScales
-from es_cookbook.runs.centre import replay as replay_module
 from es_cookbook.runs.centre.replay import open_replay
 from tests.adapters import make_adapter
-from tests.linear_models import LINEAR_FAMILIES, make_linear_model
+from tests.families import sampled
 from tests.quantised_models import How, quantise
 from tests.runs.recorded_run import STEPS, as_bfloat16, record_run, same_bits, take_snapshots
 
@@ -38,8 +34,9 @@ SPACES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("which", SPACES)
+@pytest.mark.parametrize(
+    ("which", "dtype"), sampled(itertools.product(SPACES, ("float32", "bfloat16")), 7)
+)
 def test_any_generation_comes_back_from_the_base_and_from_a_snapshot(
     tiny_model: Callable[[str], Path], tmp_path: Path, which: str, dtype: str
 ) -> None:
@@ -76,87 +73,6 @@ def test_any_generation_comes_back_from_the_base_and_from_a_snapshot(
     assert same_bits(dict(before_any.centre_tensors()), recorded.weights[1])
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_neox"])
-def test_parameters_are_found_in_every_architectures_checkpoint(
-    tiny_model: Callable[[str], Path], tmp_path: Path, family: str
-) -> None:
-    recorded = record_run(tmp_path / "run", tiny_model(family), FullRank())
-    assert same_bits(dict(open_replay(recorded.path).centre_tensors()), recorded.weights[-1])
-
-
-@pytest.mark.parametrize("space", [LowRank(), FullRank()], ids=["low rank", "dense"])
-@pytest.mark.parametrize("family", LINEAR_FAMILIES)
-def test_transposed_weights_and_experts_come_back_too(
-    tmp_path: Path, family: str, space: SearchSpaceBuilder
-) -> None:
-    model = make_linear_model(family, tmp_path / "float32")
-    model = as_bfloat16(model, tmp_path / "model")
-    recorded = record_run(tmp_path / "run", model, space)
-    replay = open_replay(recorded.path)
-    assert replay.fingerprint == recorded.fingerprints[-1]
-    assert same_bits(dict(replay.centre_tensors()), recorded.weights[-1])
-    assert all(path.exists() for path in take_snapshots(recorded.path, 2))
-    replay = open_replay(recorded.path)
-    assert replay.snapshot is not None
-    assert same_bits(dict(replay.centre_tensors()), recorded.weights[-1])
-
-
-def test_the_base_is_taken_in_the_dtype_that_the_engines_held_it_in(
-    tiny_model: Callable[[str], Path], tmp_path: Path
-) -> None:
-    inside_a_pool = RayPoolBuilder(engine=TorchEngineBuilder(dtype="bfloat16"))
-    model = tiny_model("qwen2")
-    run = record_run(tmp_path / "run", model, LowRank(), dtype="bfloat16", engine=inside_a_pool)
-    other = record_run(tmp_path / "other", model, LowRank())
-    assert run.fingerprints != other.fingerprints
-    shutil.copy(other.path / "config.json", run.path / "config.json")
-    assert same_bits(dict(open_replay(run.path).centre_tensors()), run.weights[-1])
-
-
-def _stored_as_torch_save(path: Path, weights: dict[str, torch.Tensor]) -> None:
-    (path / "model.safetensors").unlink()
-    torch.save(weights, path / "pytorch_model.bin")
-
-
-def _stored_under_the_tied_name(path: Path, weights: dict[str, torch.Tensor]) -> None:
-    weights["lm_head.weight"] = weights.pop("model.embed_tokens.weight")
-    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-
-
-def _stored_without_the_prefix(path: Path, weights: dict[str, torch.Tensor]) -> None:
-    bare = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
-    save_file(bare, path / "model.safetensors", metadata={"format": "pt"})
-
-
-def _config_without_dtype(path: Path, weights: dict[str, torch.Tensor]) -> None:
-    text = (path / "config.json").read_text()
-    assert '"dtype": "float32",' in text
-    (path / "config.json").write_text(text.replace('"dtype": "float32",', ""))
-    halves = {name: tensor.bfloat16() for name, tensor in weights.items()}
-    save_file(halves, path / "model.safetensors", metadata={"format": "pt"})
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        _stored_as_torch_save,
-        _stored_under_the_tied_name,
-        _stored_without_the_prefix,
-        _config_without_dtype,
-    ],
-)
-def test_however_a_checkpoint_is_stored_it_is_read_as_transformers_reads_it(
-    tiny_model: Callable[[str], Path],
-    tmp_path: Path,
-    change: Callable[[Path, dict[str, torch.Tensor]], None],
-) -> None:
-    path = shutil.copytree(tiny_model("qwen2"), tmp_path / "model")
-    weights = load_file(path / "model.safetensors")
-    change(path, {name: tensor.clone() for name, tensor in weights.items()})
-    recorded = record_run(tmp_path / "run", path, FullRank())
-    assert same_bits(dict(open_replay(recorded.path).centre_tensors()), recorded.weights[-1])
-
-
 def test_another_base_is_refused_by_name_and_by_both_fingerprints(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -175,30 +91,6 @@ def test_another_base_is_refused_by_name_and_by_both_fingerprints(
     shutil.rmtree(model)
     with pytest.raises(ModelError, match="there is no directory"):
         open_replay(recorded.path)
-
-
-def test_memory_holds_a_tensor_for_each_thread_and_the_one_that_is_taken(
-    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorded = record_run(tmp_path / "run", tiny_model("qwen2"), LowRank())
-    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
-    most = 0
-
-    def counting(*arguments: Any) -> torch.Tensor:
-        nonlocal most
-        tensor = moved(*arguments)
-        alive.add(tensor)
-        most = max(most, len(alive))
-        return tensor
-
-    moved = replay_module.moved
-    monkeypatch.setattr(replay_module, "moved", counting)
-    for num_threads in (1, 2):
-        most = 0
-        replay = open_replay(recorded.path)
-        num_tensors = sum(1 for _ in replay.centre_tensors(num_threads))
-        assert num_tensors == 14
-        assert 1 <= most <= num_threads + 1
 
 
 def test_what_cannot_be_replayed_is_one_sentence(

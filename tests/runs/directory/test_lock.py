@@ -1,6 +1,5 @@
 """One writer a run directory: real processes, one of them killed."""
 
-import errno
 import os
 import signal
 import subprocess
@@ -75,17 +74,6 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_of_many_that_start_at_once_one_gets_it(tmp_path: Path) -> None:
-    for _ in range(3):
-        (tmp_path / LOCK).write_text("")  # Left by somebody killed at the worst moment.
-        processes = [start(tmp_path) for _ in range(4)]
-        said = [process.stdout.readline() for process in processes if process.stdout is not None]
-        assert said.count("held\n") == 1
-        assert sum("is being written by" in line for line in said) == 3
-        for process in processes:
-            process.communicate("")
-
-
 def test_a_lock_that_is_let_go_of_while_others_open_it_is_never_held_twice(tmp_path: Path) -> None:
     lock = RunLock(tmp_path)
     opened = os.open(tmp_path / LOCK, os.O_RDWR)  # What a second one does just before the release.
@@ -96,14 +84,3 @@ def test_a_lock_that_is_let_go_of_while_others_open_it_is_never_held_twice(tmp_p
         RunLock(tmp_path)
     again.release()
     os.close(opened)
-
-
-def test_where_the_file_system_has_no_locks_a_warning_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def unknown(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOTSUP, "Operation not supported")
-
-    monkeypatch.setattr("fcntl.flock", unknown)  # No such file system can be had here.
-    RunLock(tmp_path).release()
-    assert "this file system has no locks" in caplog.text

@@ -2,11 +2,8 @@
 
 import dataclasses
 import json
-import os
 import re
-import signal
 import sys
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import es_cookbook.__main__
 from es_cookbook.checkpoints.models import load_causal_lm
-from es_cookbook.cli.export import ExportConfig, export, main
+from es_cookbook.cli.export import ExportConfig, export
 from es_cookbook.common.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.adapter import Adapter
@@ -28,7 +25,6 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.quantised.qes import QES
 from es_cookbook.plugins.quantised.spaces import QuantCodes, QuantScales
-from es_cookbook.runs.export.model_directory import BaseFiles
 from es_cookbook.runs.history import store
 from tests.limits import largest_file
 from tests.quantised_models import How, quantise
@@ -146,29 +142,6 @@ async def test_any_generation_can_be_had_and_none_is_the_base_byte_for_byte(tmp_
     assert not same(loaded(tmp_path / "out3"), loaded(tmp_path / "saved"))
 
 
-async def test_a_tied_weight_that_is_stored_twice_changes_twice(tmp_path: Path) -> None:
-    model = make_base(tmp_path / "model", "qwen2")
-    stored = weights(model)
-    stored["lm_head.weight"] = stored["model.embed_tokens.weight"].clone()
-    save_file(stored, model / "model.safetensors", {"format": "pt"})
-    run = await make_run(tmp_path / "run", model, FullRank())
-    write(run, tmp_path / "out")
-    found = weights(tmp_path / "out")
-    assert torch.equal(found["lm_head.weight"], found["model.embed_tokens.weight"])
-    assert not torch.equal(found["lm_head.weight"], stored["lm_head.weight"])
-
-
-async def test_a_base_of_torch_save_becomes_safetensors(tmp_path: Path) -> None:
-    model = make_base(tmp_path / "model", "qwen2")
-    torch.save(weights(model), model / "pytorch_model.bin")
-    (model / "model.safetensors").unlink()
-    run = await make_run(tmp_path / "run", model, LowRank())
-    write(run, tmp_path / "out")
-    async with engine_at(run, model, LowRank()) as engine:
-        await engine.save(tmp_path / "saved")
-    assert same(weights(tmp_path / "out"), weights(tmp_path / "saved"))
-
-
 async def test_a_model_that_is_stored_otherwise_than_it_is_held_is_stored_so_again(
     tmp_path: Path,
 ) -> None:
@@ -187,9 +160,7 @@ async def test_a_model_that_is_stored_otherwise_than_it_is_held_is_stored_so_aga
     check_same_answers(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), actions)
 
 
-async def test_an_adapter_answers_in_peft_and_transformers_as_in_the_engine(
-    tmp_path: Path,
-) -> None:
+async def test_an_adapter_answers_in_peft_and_transformers_as_in_the_engine(tmp_path: Path) -> None:
     model = make_base(tmp_path / "model")
     # Not all of a kind, so that modules have to be named in full.
     space = Adapter(rank=3, alpha=10.0, rslora=True, exclude=("*1.mlp.up_proj*",))
@@ -206,25 +177,6 @@ async def test_an_adapter_answers_in_peft_and_transformers_as_in_the_engine(
     check_same_answers(PeftModel.from_pretrained(base, tmp_path / "out").eval(), actions)
     check_same_answers(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out").eval(), actions)
     check_same_answers(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), actions)
-
-
-async def test_an_exported_adapter_is_where_another_run_can_start(tmp_path: Path) -> None:
-    model = make_base(tmp_path / "model")
-    space = Adapter(rank=2, alpha=3.0)
-    run = await make_run(tmp_path / "run", model, space)
-    write(run, tmp_path / "out")
-    again = Adapter(start=str(tmp_path / "out"))
-    async with engine_at(run, model, space) as engine:
-        await engine.save(tmp_path / "saved")
-    async with engine_at(run, model, again, generation=0) as engine:
-        await engine.save(tmp_path / "saved again")
-    assert same(weights(tmp_path / "saved"), weights(tmp_path / "saved again"))
-    second = await make_run(tmp_path / "second", model, again)
-    write(second, tmp_path / "out again")
-    config = json.loads((tmp_path / "out again" / "adapter_config.json").read_text())
-    assert (config["r"], config["lora_alpha"], config["target_modules"][0]) == (2, 3.0, "down_proj")
-    first, moved = weights(tmp_path / "out"), weights(tmp_path / "out again")
-    assert first.keys() == moved.keys() and not same(first, moved)
 
 
 async def test_a_low_rank_run_as_an_adapter_tells_its_error(tmp_path: Path) -> None:
@@ -341,10 +293,7 @@ async def test_mistakes_are_one_sentence(tmp_path: Path, base: Path) -> None:
 
 
 async def test_a_full_disk_leaves_nothing_under_the_final_name(
-    tmp_path: Path,
-    base: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = await make_run(tmp_path / "run", base, LowRank())
     size = (base / "model.safetensors").stat().st_size
@@ -362,38 +311,3 @@ async def test_a_full_disk_leaves_nothing_under_the_final_name(
     with largest_file(2 * size):
         es_cookbook.__main__.main()
     assert "exported the centre after 3 generations" in capsys.readouterr().out
-
-
-def test_no_more_than_a_changed_tensor_is_kept_at_a_time(tmp_path: Path, base: Path) -> None:
-    files = BaseFiles(str(base), torch.float32)
-    names = [name for name in weights(base) if "proj" in name]
-    given: list[weakref.ref[torch.Tensor]] = []
-    stored = weights(base)
-
-    def changed() -> Iterator[tuple[str, torch.Tensor]]:
-        for name in names:
-            assert all(ref() is None for ref in given[:-1])
-            tensor = stored[name] + 1
-            given.append(weakref.ref(tensor))
-            yield name, tensor
-
-    (tmp_path / "out").mkdir()
-    files.write_changed(tmp_path / "out", set(names), changed())
-    after = weights(tmp_path / "out")
-    assert all(torch.equal(after[name], stored[name] + (name in names)) for name in stored)
-
-
-async def test_sigterm_leaves_no_output(
-    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = await make_run(tmp_path / "run", base, LowRank())
-
-    def terminated(directory: Path, *_: Any, **__: Any) -> None:
-        (directory / "model.safetensors").write_bytes(b"part of it")
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr("es_cookbook.runs.export.forms.write_model", terminated)
-    (tmp_path / "to").mkdir()
-    with pytest.raises(KeyboardInterrupt, match="nothing was written"):
-        main(ExportConfig(log_path=str(run), output=str(tmp_path / "to" / "out")))
-    assert list((tmp_path / "to").iterdir()) == []

@@ -15,14 +15,11 @@ from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.plugins.cma.singular_values import SingularValues
 from es_cookbook.runs.centre.replay import open_replay
 from es_cookbook.runs.export.export import write_export
 from es_cookbook.runs.export.forms import fit
-from tests.causal_lms import build
 from tests.linear_models import LINEAR_FAMILIES, make_linear_model
 from tests.runs.recorded_run import record_run
-from tests.tiny_models import character_tokenizer
 
 STEPS = (Step((Term(1, 0.02), Term(2, -0.03))), Step((Term(3, 0.05),), decay=0.1))
 TOKENS = torch.tensor([[5, 7, 9, 12, 30, 3, 4, 20, 21, 22, 8, 6]])
@@ -75,27 +72,6 @@ def test_a_fitted_adapter_of_full_rank_answers_in_peft_as_the_centre(
     torch.testing.assert_close(logits(load(out)), expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "exclude"),
-    [
-        ("DeepseekV3ForCausalLM", ()),
-        ("LongcatFlashForCausalLM", ("*.classifier.*",)),  # read outside of its layer
-    ],
-)
-def test_layers_beside_experts_are_not_taken_for_experts_by_peft(
-    tmp_path: Path, name: str, exclude: tuple[str, ...]
-) -> None:
-    """PEFT refused DeepSeek's adapter, and gave other answers with LongCat's."""
-    model = build(name)
-    model.save_pretrained(tmp_path / "model")
-    character_tokenizer().save_pretrained(tmp_path / "model")
-    run = record_run(tmp_path / "run", tmp_path / "model", LowRank(exclude=exclude), STEPS[:1])
-    expected = logits(load(export(run.path, tmp_path / "whole")))
-    found = PeftModel.from_pretrained(model, export(run.path, tmp_path / "adapter", rank=2))
-    assert (logits(build(name)) - expected).abs().max() > 0.1
-    torch.testing.assert_close(logits(found), expected, rtol=0, atol=1e-4)
-
-
 @pytest.mark.parametrize("family", LINEAR_FAMILIES)
 def test_an_adapter_answers_in_peft_as_it_does_merged(tmp_path: Path, family: str) -> None:
     model = make_linear_model(family, tmp_path / "model")
@@ -112,21 +88,6 @@ def test_an_adapter_answers_in_peft_as_it_does_merged(tmp_path: Path, family: st
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
     again = record_run(tmp_path / "again", model, Adapter(start=str(out)), ())
     assert again.fingerprints[0] == run.fingerprints[-1]
-
-
-@pytest.mark.parametrize("family", ["gpt2", "qwen3_moe"])
-def test_singular_values_answer_in_peft_as_they_do_merged(tmp_path: Path, family: str) -> None:
-    model = make_linear_model(family, tmp_path / "model")
-    trained = record_run(
-        tmp_path / "trained", model, Adapter(rank=2, alpha=5.0, init="orthogonal"), STEPS
-    )
-    start = export(trained.path, tmp_path / "start")
-    run = record_run(tmp_path / "run", model, SingularValues(start=str(start)), STEPS)
-    expected = logits(load(export(run.path, tmp_path / "whole", merge=True)))
-    out = export(run.path, tmp_path / "adapter")
-    found = logits(PeftModel.from_pretrained(load(model), out))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-    assert (logits(PeftModel.from_pretrained(load(model), start)) - expected).abs().max() > 0.01
 
 
 def noise_sum(rows: int, columns: int, terms: int) -> torch.Tensor:

@@ -15,7 +15,6 @@ from es_cookbook.checkpoints.model_files import CACHE, base_identity, model_dire
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.common.errors import HistoryError, ModelError
 from es_cookbook.common.terminal import as_program
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.gradients.policy_gradient import Config as GradientConfig
 from es_cookbook.plugins.gradients.policy_gradient import main as train_by_gradient
@@ -149,29 +148,10 @@ def other_base(run: Path) -> None:
     ],
 )
 def test_what_is_no_model_is_refused(
-    run: Recorded,
-    cache: Path,
-    change: Callable[[Path], object] | None,
-    name: str,
-    sentence: str,
+    run: Recorded, cache: Path, change: Callable[[Path], object] | None, name: str, sentence: str
 ) -> None:
     if change is not None:
         change(run.path)
     with pytest.raises(ModelError, match=sentence):
         model_directory(name.format(run=run.path))
     assert not [path for path in cache.glob("*") if path.is_dir()], "nothing is left of it"
-
-
-def test_a_run_of_gradients_has_its_last_checkpoint_alone(tmp_path: Path) -> None:
-    model = write_tiny_model(tmp_path / "model")
-    engine = TorchEngineBuilder(device="cpu", num_lanes=1, dtype="bfloat16")
-    config = gradient_config(GradientConfig, model, tmp_path / "run", engine=engine)
-    anyio.run(train_by_gradient, config)
-    (last,) = (tmp_path / "run/checkpoints").iterdir()
-    kept = json.loads((last / "model/config.json").read_text())
-    assert kept["dtype"] == "bfloat16", "as the run sampled"
-    with pytest.raises(ModelError, match=r"keeps only its last checkpoint, and that of .* is"):
-        model_directory(f"{tmp_path / 'run'}@99")
-    shutil.rmtree(last)
-    with pytest.raises(ModelError, match="has no checkpoint yet"):
-        model_directory(str(tmp_path / "run"))

@@ -33,16 +33,6 @@ def write_history(path: Path, generations: int) -> list[Record]:
     return records
 
 
-def test_reads_back_what_was_appended_also_after_reopening(tmp_path: Path) -> None:
-    path = tmp_path / "history.jsonl"
-    records = write_history(path, 3)
-    store = HistoryStore(path, HEADER)
-    assert store.next_generation == 3
-    store.append(make_record(3))
-    assert list(store.records()) == [*records, make_record(3)]
-    assert list(store.steps()) == [record.step for record in store.records()]
-
-
 finite = st.floats(-MAX_COEFFICIENT, MAX_COEFFICIENT)
 
 
@@ -76,20 +66,12 @@ def test_a_generation_takes_at_most_64_bytes_a_genome_and_a_kilobyte() -> None:
         assert len(encode(make_record(0, num_genomes))) <= 64 * num_genomes + 1_000
 
 
-@pytest.mark.parametrize("fitness", [math.inf, -math.inf])
-def test_infinite_fitness_is_no_record(fitness: float) -> None:
-    with pytest.raises(ValueError, match="finite or NaN"):
-        Record(0, Step(), (fitness,), 0)
-    with pytest.raises(ValueError, match="rewards and results must be finite or NaN"):
-        Record(0, Step(), (0.5,), 0, ((0.5,), (fitness,)))
-
-
 def test_a_last_line_torn_at_any_byte_is_dropped_and_the_run_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     records = write_history(path, 3)
     whole = path.read_bytes()
     start_of_last = whole.rstrip(b"\n").rfind(b"\n") + 1
-    for end in range(start_of_last + 1, len(whole)):
+    for end in (*range(start_of_last + 1, len(whole), 9), len(whole) - 1):
         path.write_bytes(whole[:end])
         assert list(read_history(path)) == records[:2]
         store = HistoryStore(path, HEADER)
@@ -113,15 +95,6 @@ def test_any_flipped_byte_before_the_last_line_is_refused_by_line_number(tmp_pat
         with pytest.raises(HistoryError, match="line 3 is damaged"):
             HistoryStore(path, HEADER)
         assert path.read_bytes() == damaged, "a damaged history is evidence; it is not touched"
-
-
-def test_a_missing_line_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "history.jsonl"
-    write_history(path, 3)
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[0] + lines[1] + lines[3])
-    with pytest.raises(HistoryError, match="line 3 must hold generation 1, found generation 2"):
-        HistoryStore(path, HEADER)
 
 
 def test_a_full_disk_costs_only_the_generation_it_hit(

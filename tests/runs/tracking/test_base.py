@@ -1,7 +1,5 @@
-import pytest
-
 from es_cookbook.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition
-from es_cookbook.runs.tracking.base import Tracker, Trackers, choose_rollouts
+from es_cookbook.runs.tracking.base import choose_rollouts
 
 
 def make_group(num_genomes: int, attempts: int) -> TrajectoryGroup:
@@ -30,28 +28,3 @@ def test_fewer_rollouts_than_asked_for_are_all_chosen() -> None:
     assert len(choose_rollouts(0, 0, [make_group(1, 8)], 6)) == 6
     assert len(choose_rollouts(0, 0, [make_group(3, 1)], 3)) == 3
     assert choose_rollouts(0, 0, [], 6) == []
-
-
-class Recorder(Tracker):
-    def __init__(self, fails: bool) -> None:
-        self.generations: list[int] = []
-        self.closed = False
-        self.fails = fails
-
-    def log(self, generation, metrics) -> None:  # noqa: ANN001
-        self.generations.append(generation)
-
-    def close(self) -> None:
-        self.closed = True
-        if self.fails:
-            raise OSError("no space left")
-
-
-def test_every_tracker_is_told_and_closed_also_when_one_fails_to_close() -> None:
-    trackers = [Recorder(fails=False), Recorder(fails=True), Recorder(fails=False)]
-    together = Trackers(trackers)
-    together.log(3, {})
-    together.log_rollouts(3, [], str)
-    with pytest.raises(OSError, match="no space left"):
-        together.close()
-    assert all(tracker.closed and tracker.generations == [3] for tracker in trackers)

@@ -59,12 +59,6 @@ def test_the_table_has_the_numbers_of_the_metrics_files(tmp_path: Path) -> None:
     ]
 
 
-def test_a_metric_that_is_no_share_is_not_shown_as_one(tmp_path: Path) -> None:
-    run = written_run(tmp_path / "a", [0.25, 0.75], metric="test/reward/mean")
-    text = table({"es": [run]}, "test/reward/mean")
-    assert "| 0.75 (0.75 … 0.75) |" in text
-
-
 def test_runs_that_were_not_measured_alike_are_refused(tmp_path: Path) -> None:
     a = written_run(tmp_path / "a", [0.25, None])
     b = written_run(tmp_path / "b", [None, 0.5])

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.cli import RECIPES
 from es_cookbook.runs.tracking.findings import Findings, all_findings
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
@@ -98,13 +97,6 @@ def test_runs_that_learned_are_told_nothing(path: Path) -> None:
     assert rows[-1]["test/reward/mean"] > rows[0]["test/reward/mean"]
     assert list(all_findings(rows)) == []
     assert told(*rows) == []
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_has_a_recorded_run(recipe: str) -> None:
-    assert any(path.stem.replace("chat_sums", "chat") == recipe for path in LEARNED), (
-        f"python -m benchmarks.recipes record {recipe}"
-    )
 
 
 @pytest.mark.parametrize("path", FAILED, ids=lambda path: path.stem)

@@ -1,16 +1,14 @@
 import contextlib
 import io
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from es_cookbook.runs.tracking.base import RunInfo
-from es_cookbook.runs.tracking.live import LiveTracker, LiveTrackerBuilder, line_of
+from es_cookbook.runs.tracking.live import LiveTracker, line_of
 
 METRICS = {
     "reward/mean": 0.4,
@@ -99,16 +97,6 @@ def test_held_out_values_say_how_sure_they_are(tmp_path: Path) -> None:
     assert len(line) <= 100
 
 
-def test_what_else_was_asked_for_is_shown(tmp_path: Path) -> None:
-    measured = {"reward/mean": 0.4, "objective/mean": 0.7, "env/all/kl": 0.02}
-    assert plain(tmp_path, measured | {"env/all/tool_calls": 0.0}) == [
-        "generation 1/10  reward 0.400  objective 0.700  kl 0.020  1:30 left"
-    ]
-    assert plain(tmp_path, {"test/pass@1": 0.25, "test/pass@4": 0.5}) == [
-        "generation 1/10  held-out pass@1 0.250  held-out pass@4 0.500  1:30 left"
-    ]
-
-
 def test_a_line_has_a_hundred_columns_and_what_tells_most(tmp_path: Path) -> None:
     metrics = {
         "reward/mean": 0.4,
@@ -133,18 +121,6 @@ def test_no_metric_of_an_env_can_paint_on_the_terminal(tmp_path: Path) -> None:
         for sequence in ("\x1b[2J", "\x1b]0;", "\x07", "\u202e"):
             assert sequence not in sent
         assert r"[red]x\x1b[2J" in sent, "markup stays text"
-
-
-def test_standard_output_that_is_no_terminal_gets_plain_lines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tracker = LiveTrackerBuilder()(info(tmp_path))
-    tracker.log(0, METRICS)
-    assert capsys.readouterr().out == "", "a generation is not shown before it counts"
-    tracker.recorded(1)
-    tracker.close()
-    printed = capsys.readouterr().out
-    assert "\x1b" not in printed and printed.startswith("generation 1/10  reward 0.400")
 
 
 def test_time_left_counts_only_what_this_process_has_run(tmp_path: Path) -> None:
@@ -198,51 +174,3 @@ def test_a_closed_pipe_switches_the_view_off_and_the_run_goes_on(tmp_path: Path)
         said = run.stderr.read()
     assert run.returncode == 0
     assert said.count("the live view is off") == 1 and "the run went on" in said
-
-
-INTERRUPTED = """
-import os, signal, sys
-from pathlib import Path
-from es_cookbook.runs.tracking.base import RunInfo
-from es_cookbook.runs.tracking.live import LiveTrackerBuilder
-tracker = LiveTrackerBuilder()(RunInfo(Path(sys.argv[1]), "{}", 0, 10))
-try:
-    tracker.log(0, {"reward/mean": 1.0})
-    tracker.recorded(0)
-    os.kill(os.getpid(), signal.SIGINT)
-    tracker.log(1, {"reward/mean": 1.0})
-except KeyboardInterrupt:
-    pass
-finally:
-    tracker.close()
-print("after")
-"""
-
-
-@pytest.mark.parametrize(("term", "is_screen"), [("xterm", True), ("dumb", False)])
-def test_ctrl_c_in_a_real_terminal_gives_the_cursor_back(
-    tmp_path: Path, term: str, is_screen: bool
-) -> None:
-    ours, theirs = os.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, str(tmp_path)],
-        stdout=theirs,
-        env={**os.environ, "TERM": term},
-    ) as run:
-        os.close(theirs)
-        sent = b""
-        while True:
-            try:
-                chunk = os.read(ours, 65536)
-            except OSError:  # The child closed its end of the terminal.
-                break
-            if not chunk:
-                break
-            sent += chunk
-    os.close(ours)
-    assert run.returncode == 0
-    hide, show = b"\x1b[?25l", b"\x1b[?25h"
-    assert (hide in sent) is is_screen
-    assert sent.rfind(show) >= sent.rfind(hide)
-    assert sent.endswith(b"after\r\n")
-    assert (b"\x1b" in sent) is is_screen

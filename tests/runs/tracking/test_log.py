@@ -1,14 +1,8 @@
 """What libraries say is in a run's log; what the package or a script says is seen."""
 
-import logging
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
-
-from es_cookbook.common.terminal import as_program
-from es_cookbook.runs.setup import library_log
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = """
@@ -96,14 +90,3 @@ def test_a_script_that_uses_a_part_keeps_its_own_way(tmp_path: Path) -> None:
     assert log == ""
     assert "loading" not in seen
     assert {"early, by its own handler", "an engine is lost", "early, 2 of 3"} <= set(seen)
-
-
-def test_logging_that_is_set_up_already_stays_as_it_is(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
-    handlers = [*logging.getLogger().handlers]
-    with as_program(), library_log(tmp_path / "log.txt"):
-        assert logging.getLogger().handlers == handlers != []
-        logging.getLogger("es_cookbook").warning("to whom it concerns")
-    assert caplog.messages == ["to whom it concerns"]
-    assert capsys.readouterr().err == "" and not (tmp_path / "log.txt").exists()

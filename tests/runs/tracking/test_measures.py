@@ -2,12 +2,10 @@
 
 import math
 
-import numpy as np
 import pytest
 
 from es_cookbook.common.errors import HistoryError
 from es_cookbook.evolution.genome import Step, Term
-from es_cookbook.population.scoring import reward_metrics
 from es_cookbook.rl.types import (
     Action,
     LostRollout,
@@ -22,16 +20,6 @@ LOST = LostRollout("OSError: no", "")
 THREE_TOKENS = Trajectory(
     (Transition(Observation((1,)), Action((1, 2, 3), "abc", "stop"), 1.0, {}, {}),)
 )
-
-
-def test_rewards_are_over_genomes_and_leave_out_what_was_lost() -> None:
-    assert reward_metrics(np.array([[0.0, 1.0, np.nan], [1.0, np.nan, np.nan]])) == {
-        "reward/mean": pytest.approx(2 / 3),
-        "reward/max_genome": 1.0,
-        "reward/min_genome": 0.5,
-        "reward/std_genomes": 0.25,
-    }
-    assert all(math.isnan(value) for value in reward_metrics(np.full((2, 2), np.nan)).values())
 
 
 def test_progress_adds_up_and_goes_on_from_the_last_line() -> None:

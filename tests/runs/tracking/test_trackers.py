@@ -3,21 +3,15 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import chz
 import pytest
 
 from es_cookbook.common.cli import built
 from es_cookbook.common.configs import config_from_json, config_to_json
-from es_cookbook.common.errors import ConfigError
 from es_cookbook.plugins.trackers.libraries import WandbTrackerBuilder
-from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
-from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.runs.tracking.trackers import TrackersBuilder
 from tests.distributions import Register
-from tests.tiny_run import FILES_ALONE
 
 ROOT = Path(__file__).parents[3]
 OTHER = """\
@@ -94,43 +88,3 @@ def test_a_config_does_not_record_trackers_that_are_off() -> None:
     text = config_to_json(TrackersBuilder())
     assert "wandb" not in text and "hub" not in text and "report" in text
     assert config_from_json(text) == TrackersBuilder()
-
-
-@chz.chz
-class Telling(TrackerBuilder):
-    """Says what it is told of several runs."""
-
-    word: str = chz.field(default="", doc="what it says")
-
-    def summarise(
-        self, log_path: Path, rows: Sequence[Mapping[str, object]], *, is_over: bool
-    ) -> str:
-        return f"{self.word} {len(rows)} {is_over}" if self.word else ""
-
-    def __call__(self, run: RunInfo) -> Tracker:
-        raise ConfigError("not such a run")
-
-
-def test_all_trackers_are_told_of_several_runs(tmp_path: Path) -> None:
-    told = {"hub": Telling(word="a"), "wandb": Telling(), "trackio": Telling(word="b")}
-    builder = TrackersBuilder(**FILES_ALONE, **told)
-    assert builder.summarise(tmp_path, [{}], is_over=True) == "a 1 True\nb 1 True"
-    assert JsonlTrackerBuilder().summarise(tmp_path, [{}], is_over=True) == ""
-
-
-def test_trackers_that_are_open_are_closed_where_another_refuses(tmp_path: Path) -> None:
-    closed: list[str] = []
-
-    class Closing(Tracker):
-        def close(self) -> None:
-            closed.append("closed")
-
-    @chz.chz
-    class Opening(Telling):
-        def __call__(self, run: RunInfo) -> Tracker:
-            return Closing()
-
-    builder = TrackersBuilder(**FILES_ALONE, hub=Opening(), wandb=Telling())
-    with pytest.raises(ConfigError, match="not such a run"):
-        builder(RunInfo(tmp_path, "{}", 0, 1))
-    assert closed == ["closed"]
