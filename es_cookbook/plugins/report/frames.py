@@ -33,8 +33,7 @@ from es_cookbook.common.terminal import one_line, plural
 from es_cookbook.runs.directory.directory import CONFIG, GENERATION_KEYS, METRICS
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.format import Record
-from es_cookbook.runs.tracking.curves import differing
-from es_cookbook.runs.tracking.reading import RunFiles, read_run
+from es_cookbook.runs.tracking.reading import RunFiles, differing, read_run
 
 if TYPE_CHECKING:
     import pandas

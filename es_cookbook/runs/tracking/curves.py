@@ -7,7 +7,6 @@ are too few for a useful confidence interval, so mean, lowest and highest are sh
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Literal, TypeAlias
@@ -16,16 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.common.errors import ConfigError, nearest
-from es_cookbook.common.terminal import markdown, one_line
-from es_cookbook.runs.tracking.reading import RunFiles, class_name, is_of_training, method_of
+from es_cookbook.common.terminal import markdown
+from es_cookbook.runs.tracking.reading import RunFiles
+from es_cookbook.runs.tracking.reading import grouped as grouped
 
 Spent: TypeAlias = Literal["rollouts", "generations", "tokens", "seconds"]
 """The x axis of a curve."""
 _COUNTS = {"rollouts": "progress/rollouts", "tokens": "progress/tokens"}
-_MOST_NAMED = 3
-"""Fields in the name of a curve."""
-
-_SAYS_LITTLE = ("num_generations", "eval_", "dataset.num_", "snapshot_", "engine", "model_name")
 
 
 def is_share(metric: str) -> bool:
@@ -63,51 +59,6 @@ def _after(row: Mapping[str, float], number: int, before: float, over: Spent) ->
     if over == "seconds":
         return before + row.get("time/total", 0.0)
     return row.get(_COUNTS[over], math.nan)
-
-
-def grouped(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
-    """Name of a curve (method and differing fields) -> its runs."""
-    groups: dict[object, list[RunFiles]] = {}
-    for run in runs:
-        fields = frozenset((path, str(v)) for path, v in run.config.items() if _tells_apart(path))
-        groups.setdefault((method_of(run), fields or run.path), []).append(run)
-    by_method: dict[str, list[list[RunFiles]]] = {}
-    for group in groups.values():
-        by_method.setdefault(method_of(group[0]), []).append(group)
-    named: list[tuple[str, list[RunFiles]]] = []
-    for method, alike in by_method.items():
-        paths = differing([group[0] for group in alike])
-        paths.sort(key=lambda path: path.startswith(_SAYS_LITTLE))
-        named += [(_name(method, group[0], paths[:_MOST_NAMED]), group) for group in alike]
-    counts = Counter(name for name, _ in named)
-    return {
-        name if counts[name] == 1 else f"{name} ({one_line(str(group[0].path))})": group
-        for name, group in named
-    }
-
-
-def differing(runs: Sequence[RunFiles]) -> list[str]:
-    """Fields that differ among the Configs that could be read; another class explains its own."""
-    configs = [run.config for run in runs if run.config]
-    found: list[str] = []
-    for path in dict.fromkeys(path for config in configs for path in config):
-        is_explained = path.startswith(tuple(f"{field}." for field in found))
-        if _tells_apart(path) and not is_explained:
-            found += [path] if len({repr(config.get(path)) for config in configs}) > 1 else []
-    return found
-
-
-def _tells_apart(path: str) -> bool:
-    return path != "seed" and is_of_training(path)
-
-
-def _name(method: str, run: RunFiles, paths: Sequence[str]) -> str:
-    there = {path: run.config[path] for path in paths if path in run.config}
-    told = (
-        class_name(value) or f"{path.rpartition('.')[2]}={one_line(str(value))}"
-        for path, value in there.items()
-    )
-    return ", ".join([method, *told])
 
 
 def shared_points(
