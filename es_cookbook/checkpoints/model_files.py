@@ -52,16 +52,6 @@ _WEIGHT_FILES = tuple(name for names in _SINGLE_AND_INDEX for name in names)
 SMALL = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 """Endings of files that are no weights and no code."""
 _WEIGHTS = (".safetensors", ".bin")
-_FILES = {
-    ".safetensors": "a file of weights alone",
-    ".bin": "a file of weights alone",
-    ".pt": "a file of weights alone",
-    ".pth": "a file of weights alone",
-    ".json": "a JSON file",
-    ".zip": "an archive",
-    ".gz": "an archive",
-}
-"""Ending of a file that somebody may take for a model -> what it is."""
 _Index: TypeAlias = dict[str, dict[str, str]]
 TOKENIZER_SETTINGS = (
     "tokenizer_config.json",
@@ -150,8 +140,7 @@ def model_directory(model_name: str, part: Part = "weights") -> Path:
         return _checked(path)
     kind = "not a model directory"
     if os.path.exists(path):
-        what = next((what for end, what in _FILES.items() if model_name.endswith(end)), "a file")
-        kind = f"{what}, not a model"
+        kind = "a file, not a model"
     elif model_name.startswith((".", "/", "~")) or model_name.count("/") > 1:
         raise ModelError(f"model_name: there is no directory {model_name!r:.300}")
     raise ModelError(

@@ -55,8 +55,6 @@ from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 AsStored: TypeAlias = Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]]
 """From a parameter's name and value to the names and values that stand for it."""
 
-_WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
-
 
 def load_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
     """The model's own tokenizer, from a directory or the Hub.
@@ -377,10 +375,8 @@ def _checked_directory(model_name: str, weights: bool = True) -> Path:
         raise ModelError(
             f"model_name: directory {model_name!r} has no config.json: it is no model directory"
         )
-    if weights and not any(file.name.endswith(_WEIGHT_SUFFIXES) for file in path.iterdir()):
-        raise ModelError(
-            f"model_name: directory {model_name!r} has no weights (*.safetensors or *.bin)"
-        )
+    if weights:
+        weight_paths(model_name)  # refuses
     _check_kernels(model_name, path / CONFIG)
     return path
 

@@ -69,9 +69,6 @@ _PLAIN = {
 
 All that is not named here is off if it is empty, also what later releases of PEFT add.
 """
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Beginnings of values of `init_lora_weights` with which PEFT changes the base that it adapts."""
-
 _RENAMED = r".*\.(gate|gate_proj|up_proj|down_proj|w1|w2|w3)\.weight"
 """Layers beside experts that PEFT would take for those that became one parameter in transformers 5.
 
@@ -101,7 +98,10 @@ def read_adapter(path: Path, weights: Mapping[str, tuple[int, int]]) -> StoredAd
     for field, value in config.items():
         if not _is_plain(field, value):
             raise ModelError(
-                f"search_space.start: the adapter in {str(path)!r} has {_not_plain(field, value)}"
+                f"search_space.start: the adapter in {str(path)!r} has {field}={value!r:.60}, and "
+                "only plain LoRA and rsLoRA can be perturbed; save it as such, in PEFT by "
+                "save_pretrained(..., path_initial_model_for_weight_conversion=...), merge it into "
+                f"the base, or, if A and B mean the same without it, remove the field from {_CONFIG}"
             )
     if not stored:
         raise ModelError(f"search_space.start: {str(path / _WEIGHTS)!r} holds no tensors")
@@ -146,22 +146,6 @@ def _is_plain(field: str, value: object) -> bool:
         return True
     value = value.lower() if field == "init_lora_weights" and isinstance(value, str) else value
     return value in _PLAIN.get(field, (None, False, "", [], {}))
-
-
-def _not_plain(field: str, value: object) -> str:
-    """Why a field is refused, and what to do."""
-    found = f"{field}={value!r:.60}"
-    if field == "init_lora_weights" and str(value).lower().startswith(_CHANGES_BASE):
-        return (
-            f"{found}, with which PEFT changes the base's weights, so that A and B do not fit the "
-            "base itself; save it as plain LoRA, in PEFT by "
-            "save_pretrained(..., path_initial_model_for_weight_conversion=...), or take the "
-            "changed base as model_name and set init_lora_weights to true"
-        )
-    return (
-        f"{found}, and only plain LoRA and rsLoRA can be perturbed; merge it into the base, or, "
-        f"if A and B mean the same without it, remove the field from {_CONFIG}"
-    )
 
 
 def _read_factors(path: Path, weights: Sequence[str]) -> dict[str, torch.Tensor]:

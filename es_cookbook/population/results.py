@@ -111,37 +111,33 @@ def share_interval(
 
 
 def bootstrap_interval(
-    values_P: NDArray[np.float64],
-    seed: int,
-    weights_P: NDArray[np.float64] | None = None,
-    resamples: int = RESAMPLES,
+    values_P: NDArray[np.float64], seed: int, resamples: int = RESAMPLES
 ) -> Interval:
     """The interval of a mean over problems; NaN without any. Of zeros and ones `share_interval`.
 
     Args:
         values_P: a value per problem, none NaN.
         seed: the same gives the same interval.
-        weights_P: what each counts in the mean, above 0; all alike if None.
         resamples: drawn; fewer are faster, and the ends less exact.
     """
     if len(values_P) == 0:
         return math.nan, math.nan
     if np.isin(values_P, (0.0, 1.0)).all():
-        return share_interval(values_P, weights_P)
-    return _bootstrap(values_P, seed, weights_P, resamples)
+        return share_interval(values_P)
+    return _bootstrap(values_P, seed, resamples)
 
 
-def _bootstrap(
-    values_P: NDArray[np.float64],
-    seed: int,
-    weights_P: NDArray[np.float64] | None = None,
-    resamples: int = RESAMPLES,
-) -> Interval:
+def _bootstrap(values_P: NDArray[np.float64], seed: int, resamples: int = RESAMPLES) -> Interval:
     if values_P.min() == values_P.max():  # So is every mean, which rounding would hide.
         return float(values_P[0]), float(values_P[0])
-    means = _resampled_means(values_P, np.random.default_rng(seed), weights_P, resamples)
-    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return float(low), float(high)
+    rng, count = np.random.default_rng(seed), len(values_P)
+    at_once = max(1, _AT_ONCE // count)
+    means = [
+        values_P[rng.integers(0, count, size=(min(at_once, resamples - i), count))].mean(axis=1)
+        for i in range(0, resamples, at_once)
+    ]
+    ends = np.quantile(np.concatenate(means), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(ends[0]), float(ends[1])
 
 
 def paired_bootstrap(
@@ -179,25 +175,6 @@ def mcnemar(fixed: int, broken: int) -> float:
         ways = ways * (changed - i) // (i + 1)
         tail += ways
     return min(1.0, 2 * tail / 2**changed)
-
-
-def _resampled_means(
-    values_P: NDArray[np.float64],
-    rng: np.random.Generator,
-    weights_P: NDArray[np.float64] | None,
-    resamples: int,
-) -> NDArray[np.float64]:
-    count = len(values_P)
-    at_once = max(1, _AT_ONCE // count)
-    parts: list[NDArray[np.float64]] = []
-    for first in range(0, resamples, at_once):
-        drawn = rng.integers(0, count, size=(min(at_once, resamples - first), count))
-        if weights_P is None:
-            parts.append(values_P[drawn].mean(axis=1))
-        else:
-            totals = (values_P * weights_P)[drawn].sum(axis=1)
-            parts.append(totals / weights_P[drawn].sum(axis=1))
-    return np.concatenate(parts)
 
 
 VOTE = "vote"
@@ -323,11 +300,11 @@ class Results:
         present = values_P_K[~np.isnan(values_P_K)]
         is_share = bool(np.isin(present, (0.0, 1.0)).all()) and len(present) > 0
         value = _mean(means_P if metric == REWARD else present)
-        weights_P = None if metric == REWARD or len(set(counts_P)) == 1 else counts_P
         if is_share:
+            weights_P = None if metric == REWARD or len(set(counts_P)) == 1 else counts_P
             low, high = share_interval(means_P, weights_P, len(present))
             return Estimate(value, low, high, "Wilson", len(means_P), is_share, len(present))
-        low, high = bootstrap_interval(means_P, _seed(seed), weights_P, resamples)
+        low, high = bootstrap_interval(means_P, _seed(seed), resamples)
         return Estimate(value, low, high, "bootstrap", len(means_P), is_share, len(present))
 
     def pass_at(self, k: int, metric: str = SOLVED) -> Estimate:

@@ -32,7 +32,6 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Seque
 from pathlib import Path
 
 import anyio
-from anyio.abc import TaskGroup
 
 from es_cookbook.common.errors import ConfigError, TooManyLostError, own_frames
 from es_cookbook.common.machine.spans import NO_SPANS, Spans
@@ -135,7 +134,7 @@ class Seconds:
     """Where the last call's time went."""
 
     load: float = 0.0
-    """Making genomes resident, while no engine was sampling yet."""
+    """Making genomes resident, on average over the engines."""
     sample: float = 0.0
     """All the rest of the rollouts, from making the Envs to closing them."""
     score: float = 0.0
@@ -208,38 +207,36 @@ class PopulationSampler:
         size = len(genomes_G), self.attempts
         async with self._rollouts(generation, env_group_builders_P, size, sampling) as rollouts:
             self._scheduler.begin(len(genomes_G), overlapping=overlap is not None)
-            async with anyio.create_task_group() as blocks:
-                population = _Population(genomes_G, together, overlap, rollouts, blocks)
-                blocks.start_soon(self._run_block, population)
-        return rollouts.results_P
+            num_engines = 1 if together else self.engine.num_engines
 
-    async def _run_block(self, population: "_Population") -> None:
-        """Wait for an engine, let it take genomes, and have the next ones wait meanwhile."""
-        overlap, rollouts = population.overlap, population.rollouts
-        async with self.engine.lend(overlap and overlap.centre) as host:
-            num_engines = 1 if population.together else self.engine.num_engines
-            capacity = self.engine.traits.capacity
-            taken = self._scheduler.take(host.label, num_engines, capacity)
-            if self._scheduler.num_left:
-                population.blocks.start_soon(self._run_block, population)
-            elif overlap is not None:
-                overlap.all_taken.set()
-            genomes_G = population.genomes_G[taken.range_G.start : taken.range_G.stop]
-            block = ResidentBlock(
-                taken.range_G, range(len(genomes_G)), has_own_centre=overlap is not None
-            )
-            rollouts.count(loading=1)
-            try:
-                with self.spans.span(host.label, "load"):
-                    await host.load(genomes_G)
-                rollouts.count(loading=-1, sampling=1)
-                block.host = host
-                with self.spans.span(host.label, "sample"):
-                    await attempted(rollouts.groups_P, block, rollouts.watch)
-            finally:
-                self._scheduler.end(taken)
-            block.host = None
-            rollouts.count(sampling=-1)
+            async def run_block() -> None:
+                """Wait for an engine and let it take genomes, while the next ones wait."""
+                async with self.engine.lend(overlap and overlap.centre) as host:
+                    capacity = self.engine.traits.capacity
+                    taken = self._scheduler.take(host.label, num_engines, capacity)
+                    if self._scheduler.num_left:
+                        blocks.start_soon(run_block)
+                    elif overlap is not None:
+                        overlap.all_taken.set()
+                    own_G = genomes_G[taken.range_G.start : taken.range_G.stop]
+                    block = ResidentBlock(
+                        taken.range_G, range(len(own_G)), has_own_centre=overlap is not None
+                    )
+                    began = time.perf_counter()
+                    try:
+                        with self.spans.span(host.label, "load"):
+                            await host.load(own_G)
+                        rollouts.load_seconds += (time.perf_counter() - began) / num_engines
+                        block.host = host
+                        with self.spans.span(host.label, "sample"):
+                            await attempted(rollouts.groups_P, block, rollouts.watch)
+                    finally:
+                        self._scheduler.end(taken)
+                    block.host = None
+
+            async with anyio.create_task_group() as blocks:
+                blocks.start_soon(run_block)
+        return rollouts.results_P
 
     async def rollout_centre(
         self,
@@ -369,42 +366,12 @@ def _earns(problem: EnvGroupBuilder) -> bool:
 
 @dataclasses.dataclass(slots=True)
 class _Rollouts:
-    """Rollouts that are being run; `load_seconds`: genomes were loaded and none was sampled."""
+    """Rollouts that are being run; `load_seconds`: mean time that an engine loaded genomes."""
 
     groups_P: Sequence[RolloutGroup]
     watch: Watch
     results_P: list[TrajectoryGroup] = dataclasses.field(default_factory=list[TrajectoryGroup])
     load_seconds: float = 0.0
-    _num_loading: int = 0
-    _num_sampling: int = 0
-    _since: float = 0.0
-
-    def count(self, loading: int = 0, sampling: int = 0) -> None:
-        """As many blocks more, or less, are being loaded or sampled."""
-        now = time.perf_counter()
-        if self._num_loading and not self._num_sampling:
-            self.load_seconds += now - self._since
-        self._since = now
-        self._num_loading += loading
-        self._num_sampling += sampling
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Population:
-    """The genomes of a generation, and their rollouts.
-
-    Attributes:
-        genomes_G: they themselves.
-        together: on one engine, since group rewards ask them.
-        overlap: with the next generation, if any.
-        blocks: wait for engines, a task each.
-    """
-
-    genomes_G: Sequence[Genome]
-    together: bool
-    overlap: Overlap | None
-    rollouts: _Rollouts
-    blocks: TaskGroup
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

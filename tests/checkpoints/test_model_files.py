@@ -187,7 +187,7 @@ def test_an_adapter_and_a_file_are_named_for_what_they_are(tmp_path: Path) -> No
     with pytest.raises(ModelError, match="model_name=BASE search_space=adapter"):
         model_directory(str(tmp_path / "sft"))
     for name, what in (
-        ("a.safetensors", "a file of weights alone"),
+        ("a.safetensors", "a file"),
         ("notes.txt", "a file"),
     ):
         (tmp_path / name).write_bytes(b"x")

@@ -91,7 +91,7 @@ def test_what_changes_the_base_is_refused_until_it_is_plain_lora(
                     weight += torch.randn_like(weight) / 10
     model.save_pretrained(adapter)
     if start.exists():
-        with pytest.raises(ModelError, match=f"init_lora_weights='{init}', with which PEFT chan"):
+        with pytest.raises(ModelError, match=f"init_lora_weights='{init}', and only plain LoRA"):
             merged(path, adapter)
         model.save_pretrained(adapter, path_initial_model_for_weight_conversion=str(start))
     expected, found = dict(named_weights(model.merge_and_unload())), merged(path, adapter)

@@ -130,24 +130,6 @@ async def test_many_engines_give_what_one_gives() -> None:
     assert problems[0].closed == [0] * 4, "once a rollout, however many blocks"
 
 
-async def test_engines_load_while_others_sample_and_only_waiting_counts_as_loading() -> None:
-    class Loads(FakeEngine):
-        async def load(self, genomes_G: Sequence[Genome]) -> None:
-            await anyio.sleep(0.05)
-            await super().load(genomes_G)
-
-        async def sample(self, request: SampleRequest) -> Action:
-            await anyio.sleep(0.1)
-            return await super().sample(request)
-
-    sample = sampler(FakePool([Loads(capacity=2), Loads(capacity=1)]))
-    await sample.rollout(0, [Problem(0)], GENOMES[:2])
-    assert 0.05 <= sample.seconds.load < 0.1 <= sample.seconds.sample
-    sample = sampler(Loads(capacity=1))
-    await sample.rollout(0, [Problem(0)], GENOMES[:2])
-    assert 0.1 <= sample.seconds.load < 0.2 <= sample.seconds.sample
-
-
 async def test_genomes_share_their_luck_and_nothing_else_does() -> None:
     engine = FakeEngine()
     sample = sampler(engine, attempts=2)

@@ -96,12 +96,6 @@ class ParameterInfo:
     bits: int | None = None
     transposed: bool = False
 
-    def __post_init__(self) -> None:
-        if self.kind == "linear" and len(self.shape) != 2:
-            raise ValueError(f"a linear weight has two axes, found {self.name} {self.shape}")
-        if self.kind != "linear" and self.transposed:
-            raise ValueError(f"only a linear weight can be transposed, found {self.name}")
-
     @property
     def out_in(self) -> tuple[int, int]:
         """Outputs and inputs of a linear weight, whichever way it is stored."""
@@ -407,12 +401,6 @@ class SearchSpaceBuilder(ABC):
         factors: dict[str, float] = {}
         for pattern, factor in zip(self.sigma_patterns, self.sigma_factors, strict=True):
             matched = _matched("sigma_patterns", [pattern], list(shapes), "perturbed parameter")
-            if matched <= factors.keys():
-                raise ConfigError(
-                    f"search_space.sigma_patterns {pattern!r} has no effect, because the first "
-                    "pattern that matches counts and others before it match all that it does; put "
-                    "it before them"
-                )
             factors |= dict.fromkeys(matched - factors.keys(), factor)
         units = together or [(name,) for name in shapes]
         sizes = tuple(sum(math.prod(shapes[name]) for name in unit) for unit in units)

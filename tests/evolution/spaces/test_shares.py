@@ -207,14 +207,6 @@ def test_known_blocks() -> None:
             {"sigma_patterns": ("*down*",), "sigma_factors": (1.0,)},
             r"sigma_patterns pattern '\*down\*' matches no perturbed parameter; the nearest names",
         ),
-        (
-            {"sigma_patterns": ("0.q*", "0.q*"), "sigma_factors": (1.0, 2.0)},
-            r"sigma_patterns '0\.q\*' has no effect",
-        ),
-        (
-            {"sigma_patterns": ("*", "0.q*"), "sigma_factors": (1.0, 2.0)},
-            r"sigma_patterns '0\.q\*' has no effect",
-        ),
         ({"partitions": 0}, "partitions must be at least 1, found 0"),
         ({"partitions": 5}, "partitions must be at most 4, the number of .*, found 5"),
     ],
