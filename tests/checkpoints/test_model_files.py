@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from es_cookbook.checkpoints.model_files import (
     base_identity,
@@ -63,48 +63,6 @@ def test_a_name_is_fetched_loaded_and_then_needs_no_hub(
     assert hub.requests == []
 
 
-def test_of_what_is_there_only_what_is_needed_is_fetched(
-    hub: HubServer, served: Repository
-) -> None:
-    served.branches["main"][0] |= {
-        "pytorch_model.bin": b"the same again",
-        "onnx/config.json": b"{}",
-        "run.py": b"what nobody runs",
-        "LICENSE": b"free",
-        "chat_template.jinja": b"{{ messages }}",
-    }
-    load_architecture(NAME, weights=False)
-    assert not any("model.safetensors" in request for request in hub.requests)
-    there = {path.name for path in model_directory(NAME).rglob("*")}
-    assert there >= {"config.json", "model.safetensors", "LICENSE", "chat_template.jinja"}
-    assert not there & {"pytorch_model.bin", "onnx", "run.py"}
-
-
-def test_weights_in_parts_are_fetched_as_their_index_names_them(
-    hub: HubServer, served: Repository, tiny_model: Callable[[str], Path], tmp_path: Path
-) -> None:
-    tensors = load_file(tiny_model("qwen2") / "model.safetensors")
-    files = served.branches["main"][0]
-    del files["model.safetensors"]
-    weight_map = {name: f"part-{n % 2}.safetensors" for n, name in enumerate(tensors)}
-    for part in sorted(set(weight_map.values())):
-        held = {name: tensors[name] for name in weight_map if weight_map[name] == part}
-        save_file(held, tmp_path / part, {"format": "pt"})
-        files[part] = (tmp_path / part).read_bytes()
-    files["model.safetensors.index.json"] = json.dumps({"weight_map": weight_map}).encode()
-    assert [path.name for path in weight_paths(NAME)] == [
-        "part-0.safetensors",
-        "part-1.safetensors",
-    ]
-    assert base_identity(NAME) == base_identity(str(tiny_model("qwen2")))
-    weight_paths(NAME)[1].unlink()  # As after a download that was broken off.
-    assert [path.is_file() for path in weight_paths(NAME)] == [True, True]
-    weight_paths(NAME)[1].unlink()
-    hub.fail_with = 500
-    with pytest.raises(ModelError, match="its files are not all in the cache"):
-        weight_paths(NAME)
-
-
 @pytest.mark.parametrize("name", ["../other.safetensors", "{folder}/other.safetensors"])
 def test_an_index_names_files_of_its_model_alone(tmp_path: Path, name: str) -> None:
     save_file({}, tmp_path / "other.safetensors", {"format": "pt"})
@@ -146,16 +104,14 @@ def test_a_repository_that_is_no_model_is_one_sentence(
 @pytest.mark.parametrize(
     "builder",
     [
-        TorchEngineBuilder(),
         VLLMEngineBuilder(),
         RayPoolBuilder(engine=TorchEngineBuilder()),
-        RayPoolBuilder(engine=VLLMEngineBuilder()),
     ],
 )
 async def test_no_engine_starts_a_process_for_a_name_that_cannot_be_had(
     hub: HubServer,
     monkeypatch: pytest.MonkeyPatch,
-    builder: TorchEngineBuilder | VLLMEngineBuilder | RayPoolBuilder,
+    builder: VLLMEngineBuilder | RayPoolBuilder,
 ) -> None:
     def start(*_: object) -> None:
         raise AssertionError("it was started")

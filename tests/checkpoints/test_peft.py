@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
@@ -56,47 +56,6 @@ def test_an_adapter_of_peft_is_merged_as_peft_merges_it(tmp_path: Path, family: 
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-6, msg=name)
         changed = (weight - before[name]).abs().max() > 0.01
         assert changed == (name in space.adapter.targets), name
-
-
-def merged(model: Path, adapter: Path) -> dict[str, torch.Tensor]:
-    """The weights that a run starts with."""
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    space = Adapter(start=str(adapter))(parameter_infos(base), read_adapter)
-    with torch.no_grad():
-        space.merge_(found := dict(named_weights(base)), space.base({}))
-    return found
-
-
-@pytest.mark.parametrize(
-    "init", [True, "gaussian", "orthogonal", "mica", "pissa", "pissa_niter_2", "olora"]
-)
-def test_what_changes_the_base_is_refused_until_it_is_plain_lora(
-    tmp_path: Path, init: bool | str
-) -> None:
-    path = make_linear_model("qwen3_moe", tmp_path / "model")
-    base = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    start, adapter = tmp_path / "start", tmp_path / "adapter"
-    config = LoraConfig(r=4, lora_alpha=6, target_modules=["q_proj"], init_lora_weights=init)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = get_peft_model(base, config)
-        assert isinstance(model, PeftModel)
-        if config.init_lora_weights not in (True, "gaussian", "orthogonal", "mica"):
-            model.peft_config["default"].init_lora_weights = True
-            model.save_pretrained(start)
-            model.peft_config["default"].init_lora_weights = init
-        with torch.no_grad():
-            for name, weight in model.named_parameters():
-                if "lora_" in name:
-                    weight += torch.randn_like(weight) / 10
-    model.save_pretrained(adapter)
-    if start.exists():
-        with pytest.raises(ModelError, match=f"init_lora_weights='{init}', and only plain LoRA"):
-            merged(path, adapter)
-        model.save_pretrained(adapter, path_initial_model_for_weight_conversion=str(start))
-    expected, found = dict(named_weights(model.merge_and_unload())), merged(path, adapter)
-    for name, weight in found.items():
-        torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-5, msg=name)
 
 
 READ: dict[str, object] = {"r": 1, "lora_alpha": 3, "use_rslora": True, "target_parameters": ["x"]}

@@ -161,20 +161,6 @@ async def test_the_answer_of_most_attempts_is_measured_where_envs_say_what_they_
     assert "test/maj@2" not in metrics, "of two attempts most are both, or any"
 
 
-class Unmarked(Even):
-    """Does not say what is correct."""
-
-    def grade(self, text: str) -> Grade:
-        return Grade(1.0)
-
-
-async def test_pass_at_k_needs_to_know_what_is_correct() -> None:
-    builders = [ProblemGroupBuilder(lambda: Unmarked(Observation((2,))), "2")]
-    metrics = await evaluate(sampler(FakeEngine(answer=answer)), builders, 4, 1.0)
-    assert [key for key in metrics if "@" in key] == []
-    assert metrics["test/reward/mean"] == 1.0
-
-
 @pytest.mark.parametrize(
     ("attempts", "temperature", "sentence"),
     [

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -12,8 +12,7 @@ import anyio
 import chz
 import pytest
 
-from es_cookbook.common.errors import ConfigError, EngineError, RequestError
-from es_cookbook.common.schedules import Table
+from es_cookbook.common.errors import ConfigError, RequestError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
 from es_cookbook.engines.ray.cluster import Cluster
@@ -23,10 +22,7 @@ from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.genetic.optimizer import Genetic
-from es_cookbook.plugins.mixtures.mixture import Mixture, Part
-from es_cookbook.plugins.mixtures.selection import Curriculum
 from es_cookbook.population.group import Attempt, EnginePolicy, ResidentBlock
-from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.rl.timeouts import Clock, Watch
 from es_cookbook.rl.types import Action, Observation, SamplingParams
@@ -184,31 +180,6 @@ async def test_every_rollout_comes_back_around_the_centre_where_its_genome_stood
     assert measured != sum(rewards) / 4, "generation 4's centre answers again, not generation 3's"
 
 
-@pytest.mark.parametrize(("capacity", "done"), [(8, [0, 1, 2]), (3, [0])])
-async def test_what_stops_the_generation_ahead_stops_the_run_after_the_one_before_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capacity: int, done: list[int]
-) -> None:
-    """Whether all of its genomes were taken by then, or not."""
-    engine = FakeEngineBuilder(capacity=capacity)
-
-    async def load(self: FakeEngine, genomes_G: Sequence[Genome]) -> None:
-        await plain(self, genomes_G)
-        if len(self.loads) == 4:
-            raise EngineError("the fourth load failed")
-
-    plain = FakeEngine.load
-    with monkeypatch.context() as patch:
-        patch.setattr(FakeEngine, "load", load)
-        with pytest.raises(EngineError, match=r"^the fourth load failed$"):
-            with anyio.fail_after(30):
-                await history(tmp_path / "run", engine)
-    recorded = read_history(tmp_path / "run/history.jsonl")
-    assert [record.generation for record in recorded] == done
-    assert FakeEngineBuilder.made[-1].closed
-    whole = await history(tmp_path / "whole", engine)
-    assert await history(tmp_path / "run", engine) == whole
-
-
 async def test_a_run_that_is_cancelled_leaves_no_task_behind(tmp_path: Path) -> None:
     before = asyncio.all_tasks()
     held = tmp_path / "held"
@@ -269,37 +240,3 @@ async def test_what_depends_on_the_generation_before_is_refused(
     with pytest.raises(ConfigError, match=re.escape(says)):
         await history(tmp_path, FakeEngineBuilder(), **fields)
     assert not (tmp_path / "history.jsonl").exists()
-
-
-async def test_batches_that_depend_on_results_are_refused_and_others_keep_their_metrics(
-    tmp_path: Path,
-) -> None:
-    parts: list[Part] = []
-    for name, letters, generations in (("first", "abcd", (0,)), ("second", "efgh", (0, 8))):
-        rows = tmp_path / f"{name}.jsonl"
-        lines = (json.dumps({"question": c, "answer": c}) + "\n" for c in letters)
-        rows.write_text("".join(lines))
-        task = Task(
-            source=str(rows),
-            prompt="{question}",
-            reward=brief,
-            num_test=1,
-            problems_per_generation=1,
-        )
-        schedule = Table(generations=generations, factors=tuple(1.0 + g for g in generations))
-        parts.append(Part(dataset=task, tag=name, schedule=schedule))
-    mixture = Mixture(parts=tuple(parts), problems_per_generation=2)
-    dependent = chz.replace(mixture, curriculum=Curriculum())
-    with pytest.raises(ConfigError, match=r"^max_staleness=1: batches of Mixture depend on the"):
-        await history(tmp_path / "dependent", FakeEngineBuilder(), dataset=dependent)
-    assert not (tmp_path / "dependent/history.jsonl").exists()
-    shares: list[list[float]] = []
-    for staleness in (0, 1):
-        run = config(
-            tmp_path / str(staleness), FakeEngineBuilder(), dataset=mixture, max_staleness=staleness
-        )
-        await train(run)
-        rows_of_run = read_metrics(tmp_path / str(staleness) / "metrics.jsonl")
-        shares.append([row["data/share/first"] for row in rows_of_run[:12]])
-    assert shares[0] == shares[1]
-    assert len(set(shares[0])) == 9

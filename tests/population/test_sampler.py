@@ -17,7 +17,6 @@ from es_cookbook.common.errors import ConfigError, EngineError, RequestError, To
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.population.sampler import PopulationSampler
-from es_cookbook.population.scheduling import Overlap
 from es_cookbook.rl.data.problem_dataset import deal
 from es_cookbook.rl.rollouts import lost_rollouts, mean_rewards
 from es_cookbook.rl.types import (
@@ -149,33 +148,6 @@ async def test_genomes_share_their_luck_and_nothing_else_does() -> None:
     assert not {r.seed for _, r in other.requests} & set(seeds)
 
 
-async def test_turns_and_the_envs_own_questions_have_seeds_of_their_own() -> None:
-    class Asks(DigitEnv):
-        turns = 0
-
-        async def step(self, action: Action) -> StepResult:
-            await self.policy.centre.sample(Observation((9,)))
-            await self.policy.base.sample(Observation((9,)), SamplingParams(max_tokens=1))
-            assert await self.policy.logprobs((1,), (2, 3))
-            self.turns += 1
-            done = self.turns == 2
-            return StepResult(0.0, done, None if done else Observation((1,)))
-
-    class Asking(Problem):
-        async def make_envs(self, num_envs: int) -> EnvGroup:
-            return EnvGroup([Asks(self, i) for i in range(num_envs)])
-
-    engine = FakeEngine()
-    await sampler(engine).rollout(0, [Asking(0)], GENOMES[:2])
-    calls = [(who, request.seed) for who, request in engine.requests]
-    assert [who for who, _ in calls].count("centre") == 4
-    seeds_of_first = [s for who, s in calls if who == GENOMES[0]]
-    assert seeds_of_first == [s for who, s in calls if who == GENOMES[1]]
-    assert len({seed for _, seed in calls}) == 6, "two turns, centre and base in each"
-    assert {r.params.max_tokens for who, r in engine.requests if who == "base"} == {1}
-    assert {r.params for who, r in engine.requests if who != "base"} == {WARM}
-
-
 async def misbehave_for_one(env: DigitEnv, action: Action) -> StepResult | None:
     """Env 2 raises, env 3 hangs, env 4 gives NaN, env 5 something else."""
     if env.index == 2:
@@ -268,28 +240,6 @@ async def test_the_time_out_does_not_count_waiting_for_the_engine() -> None:
     groups = await sample.rollout(0, [Problem(0)], GENOMES)
     assert not lost_rollouts(groups)
     assert sample.seconds.score < 0.1 < sample.seconds.sample
-
-
-async def test_a_turn_has_a_deadline_of_its_own_which_reaches_what_the_env_awaits() -> None:
-    cancelled: list[int] = []
-
-    async def tool(index: int) -> None:
-        try:
-            await anyio.sleep_forever()
-        finally:
-            cancelled.append(index)
-
-    async def hang(env: DigitEnv, action: Action) -> None:
-        if env.index == 1:
-            async with anyio.create_task_group() as tools:
-                tools.start_soon(tool, env.index)
-
-    sample = sampler(FakeEngine(), turn_timeout=0.1, max_failed_fraction=0.4)
-    groups = await sample.rollout(0, [Problem(0, misbehave=hang)], GENOMES)
-    assert [lost.reason for lost in lost_rollouts(groups)] == [
-        "TimeoutError: a turn not done after 0.1 s (turn_timeout)"
-    ]
-    assert cancelled == [1]
 
 
 async def test_an_env_that_is_cancelled_by_itself_is_lost_alone() -> None:
@@ -479,20 +429,6 @@ async def test_a_population_that_is_asked_and_does_not_fit_is_refused(num_engine
         ):
             await sampler(engine).rollout(0, [Problem(0), asking], GENOMES)
     assert engine.loads == []
-
-
-async def test_where_generations_overlap_the_genomes_own_engine_answers_for_the_centre() -> None:
-    async def ask(env: DigitEnv, action: Action) -> None:
-        await env.policy.centre.sample(Observation((9,)))
-
-    hosts_E = [FakeEngine(capacity=2) for _ in range(3)]
-    pool, overlap = FakePool(hosts_E), Overlap(centre=0)
-    await sampler(pool).rollout(0, [Problem(0, misbehave=ask)], GENOMES, overlap)
-    assert "centre" not in [who for who, _ in pool.requests], "it may have taken another step"
-    for host in hosts_E:
-        asked = [who for who, _ in host.requests if who == "centre"]
-        assert len(asked) == sum(map(len, host.loads))
-    assert overlap.all_taken.is_set()
 
 
 async def test_an_engine_that_fails_stops_the_run_and_every_engine_is_given_back() -> None:

@@ -82,12 +82,6 @@ def test_an_engine_that_becomes_slow_keeps_only_what_it_has_begun() -> None:
     assert sum(size for label, size in blocks if label == "b") < 18 and busy > 0.85
 
 
-def test_blocks_fit_on_an_engine_and_one_alone_takes_all() -> None:
-    blocks, _ = Simulation({"a": 1.0, "b": 2.0}, capacity=5).generation(64)
-    assert max(size for _, size in blocks) == 5
-    assert Simulation({"a": 1.0}).generation(64)[0] == [("a", 64)]
-
-
 def test_where_generations_overlap_every_share_is_whole() -> None:
     now = 0.0
     shares = BlockScheduler(lambda: now)

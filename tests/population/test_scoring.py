@@ -100,17 +100,6 @@ def test_an_objective_that_follows_results_is_told_those_of_recorded_generations
     assert "reward/std_genomes" in metrics and "genomes/reliability" in metrics
 
 
-def test_a_weight_of_zero_is_no_regulariser_to_the_bit(pairs: str) -> None:
-    judge = scoring(pairs, Mean(), 0.0, 0.0)
-    scored = judge.score(judge.problems(0, BATCH_P), groups())
-    alone = Scoring(Mean(), Raw(), loaded((), FakeEngine(), 0))
-    asked = alone.problems(0, BATCH_P)
-    assert list(asked.problems_P) == BATCH_P
-    expected = alone.score(asked, groups()[:3])
-    assert scored.fitness_G.tobytes() == expected.fitness_G.tobytes()
-    assert all(math.isfinite(value) for value in expected.metrics.values())
-
-
 @pytest.mark.anyio
 async def test_with_a_surrogate_answers_are_scored_and_rewards_are_those_of_the_centre() -> None:
     kl = KLToBase(weight=0.5, problems_per_generation=1)

@@ -171,28 +171,6 @@ def test_the_table_has_the_losses_in_the_order_of_sigma() -> None:
     ]
 
 
-async def test_a_search_without_time_tries_one_sigma_and_says_what_it_left_out(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = config(model, tmp_path / "run", "sampling.max_tokens=8")
-    found = await tried_sigmas(run)
-    monkeypatch.setattr(step_sizes, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(step_sizes, "MOST_SECONDS", 0.0)
-    with as_program():
-        quick = await tried_sigmas(run)
-    assert 0.5 < quick.sigma / found.sigma < 2
-    assert len(quick.losses) == 1 < len(found.losses)
-    assert "for lack of time 2 genomes read" not in found.table()
-    last = quick.table().splitlines()[-1]
-    assert last.startswith("for lack of time 2 genomes read 1 answer, ")
-    assert last.endswith(" in each; sigma is a guess, since no loss was near 1")
-    said = [line for line in capsys.readouterr().err.splitlines() if "sigma" in line]
-    assert "looking for sigma by the centre's answers" in said[0]
-    assert "about 4 sigmas are tried, about " in said[1] and last.split("; ")[0] in said[1]
-    tried = [float(line.split()[1]) for line in said[2:]]
-    assert tried == pytest.approx(list(quick.losses), rel=0.1)
-
-
 class SlowEngine(FakeEngine):
     """Takes so many seconds a token, by its own clock; answers lose (sigma / `one`)² nats.
 

@@ -47,11 +47,3 @@ def test_subnormal_products_are_kept() -> None:
     tiny = np.full((1, 64), 1e-30, np.float32)
     add_outer_products_(weight, np.full((1, 1), 1e-10, np.float32), tiny)
     assert (weight == np.float32(1e-40)).all() and weight.all()
-
-
-def test_columns_may_be_a_slice_of_more() -> None:
-    columns_N, rows_N = noise(2, "c", (5, 9)), noise(3, "r", (5, 6))
-    whole, part = np.zeros((9, 6), np.float32), np.zeros((4, 6), np.float32)
-    add_outer_products_(whole, columns_N, rows_N)
-    add_outer_products_(part, columns_N[:, 3:7], rows_N)
-    np.testing.assert_array_equal(part, whole[3:7])

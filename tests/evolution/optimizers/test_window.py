@@ -127,15 +127,6 @@ def test_adam_by_blocks_divides_by_the_root_of_the_mean_square() -> None:
     assert steps[2] == Step()  # no signal, and nothing remembered that moves
 
 
-@pytest.mark.parametrize("moments", ["element", "block"])
-def test_the_length_of_an_adam_step_does_not_depend_on_the_fitness_scale(moments: str) -> None:
-    config = Adam(population_size=2, sigma=0.1, learning_rate=0.01, moments=moments)  # pyright: ignore[reportArgumentType]
-    larger = [(100 * a, 100 * b) for a, b in FITNESS]
-    for step, of_larger in zip(told(config), told(config, larger), strict=True):
-        assert of_larger.rms == approx(step.rms)
-        assert step.rms < 0.02
-
-
 def test_clip_up_normalises_pushes_and_limits_the_speed() -> None:
     config = ClipUp(
         population_size=2, sigma=0.1, learning_rate=0.01, momentum=0.5, max_speed=0.012, window=3

@@ -95,16 +95,6 @@ def test_the_centre_moves_by_dense_noise_over_the_factors() -> None:
     assert pinned == 7063909163163320343  # a recorded history gives these bits everywhere
 
 
-def test_merging_adds_the_scaled_product() -> None:
-    space = Adapter(rank=4, alpha=8.0, include=("*o_proj*",))(PARAMETERS)
-    a, b = space.adapter.targets["layers.0.o_proj.weight"]
-    factors = {a: torch.randn(4, 200), b: torch.randn(300, 4)}
-    weight = torch.nn.Parameter(torch.randn(300, 200), requires_grad=False)
-    expected = weight + 2.0 * factors[b] @ factors[a]
-    space.merge_({"layers.0.o_proj.weight": weight}, factors)
-    torch.testing.assert_close(weight.data, expected)
-
-
 def test_a_stored_adapter_is_where_it_was_left(tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "adapter")
     space = Adapter(start=str(path))(PARAMETERS, read_adapter)
