@@ -17,7 +17,7 @@ Json: TypeAlias = Mapping[str, object]
 Status: TypeAlias = int | None
 PATIENCE = 60.0
 """Seconds for a reply."""
-CHAT, TEXT, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 class Server(NamedTuple):

@@ -1,7 +1,7 @@
-"""What each tournament costs and brings: the recipe pairwise with one pattern or order at a time.
+"""What each tournament costs and brings: the recipe pairwise with one pattern at a time.
 
     python -m benchmarks.pairwise              # all, three seeds each
-    python -m benchmarks.pairwise default one  # some
+    python -m benchmarks.pairwise default all  # some
 
 Every run is a process of its own, `python -m es_cookbook pairwise seed=<seed>` with the variant's
 options. Measured are right answers of the centre, held out, before and after, and judgements per
@@ -21,12 +21,11 @@ from es_cookbook.runs.tracking.jsonl import read_metrics
 SEEDS = (0, 1, 2)
 VARIANTS = {
     "default": "",
-    "one": "dataset.tournament.orders=one",
-    "all": "dataset.tournament.pattern=all",
+    "all": "dataset.tournament.opponents=1000",
     "ring_2": "dataset.tournament.opponents=2",
     "centre": "dataset.tournament.pattern=centre",
 }
-"""Name -> options; the default is a ring with four opponents, in both orders."""
+"""Name -> options; the default is a ring with four opponents."""
 CORRECT = "test/env/all/correct"
 OF_JUDGE = ("answers", "judgements", "first_wins", "swap_changes")
 

@@ -22,8 +22,8 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from es_cookbook.common.errors import ESCookbookError, RequestError, leaves
-from es_cookbook.plugins.endpoint.endpoint import Endpoint, check_name
-from es_cookbook.plugins.endpoint.limits import check_body, check_request
+from es_cookbook.plugins.endpoint.endpoint import Endpoint
+from es_cookbook.plugins.endpoint.limits import check_request
 from es_cookbook.plugins.endpoint.replies import Piece, Reply, as_text, event
 from es_cookbook.plugins.endpoint.requests import (
     Json,
@@ -32,7 +32,6 @@ from es_cookbook.plugins.endpoint.requests import (
     read_body,
     text_request,
 )
-from es_cookbook.plugins.endpoint.responses import response, response_request
 from es_cookbook.plugins.endpoint.server import HEAD_SECONDS, serve_at
 from es_cookbook.plugins.endpoint.work import RequestT, Work, in_thread_if_long
 from es_cookbook.rl.messages.reading import FieldError
@@ -52,18 +51,14 @@ def application(endpoint: Endpoint) -> Starlette:
     """OpenAI's API over an endpoint."""
 
     async def models(request: Request) -> Response:
-        found = [_described(name) for name in endpoint.names(_checked_key(request, endpoint))]
+        same = {"object": "model", "created": 0, "owned_by": "es-cookbook"}
+        found = [{"id": name, **same} for name in endpoint.names(_checked_key(request, endpoint))]
         return JSONResponse({"object": "list", "data": found})
-
-    async def model(request: Request) -> Response:
-        name = request.path_params["name"]
-        check_name(name, endpoint.names(_checked_key(request, endpoint)))
-        return JSONResponse(_described(name))
 
     async def answer(
         read: Callable[[Json], RequestT],
         whole: Callable[[Reply, RequestT], object],
-        events: _Events[RequestT] | None,
+        events: _Events[RequestT],
         request: Request,
     ) -> Response:
         key = _checked_key(request, endpoint)
@@ -73,7 +68,7 @@ def application(endpoint: Endpoint) -> Starlette:
             admitted.enter_context(model.admit(asked.answers))
             check_request(asked)
             work = Work(model, asked, size)
-            if asked.stream and events is not None:
+            if asked.stream:
                 await work.begin()
                 return _Stream(work, events, admitted.pop_all())
             await _until_disconnect(request, work.answer)
@@ -83,20 +78,16 @@ def application(endpoint: Endpoint) -> Starlette:
 
     async def not_found(request: Request, _: Exception) -> Response:
         path = request.scope["path"]  # A malformed `Host` breaks `url`.
-        listed = ", ".join(paths)
-        said = f"there is no {request.method[:20]} {path[:80]}; there are {listed}"
+        said = f"there is no {request.method[:20]} {path[:80]}; there are {', '.join(handlers)}"
         return await _refused(request, RefusedRequest(said, status=404))
 
     chat = partial(answer, chat_request, Reply.chat, Reply.chat_events)
     text = partial(answer, text_request, Reply.text, Reply.text_events)
     handlers = {
         "/v1/models": ("GET", models),
-        "/v1/models/{name:path}": ("GET", model),
         "/v1/chat/completions": ("POST", chat),
-        "/v1/responses": ("POST", partial(answer, response_request, response, None)),
         "/v1/completions": ("POST", text),
     }
-    paths = [path for path in handlers if "{" not in path]
     routes = [
         Route(path, _reporting_errors(handler), methods=[method])
         for path, (method, handler) in handlers.items()
@@ -165,7 +156,6 @@ def _checked_key(request: Request, endpoint: Endpoint) -> str:
 async def _read(request: Request, read: Callable[[Json], RequestT]) -> tuple[RequestT, int]:
     """The request, and the size of its body in bytes."""
     body = await _body(request)
-    check_body(body)
     asked = await in_thread_if_long(len(body), lambda: read(read_body(body)))
     return asked, len(body)
 
@@ -265,10 +255,6 @@ class _Stream(Response, Generic[RequestT]):
                 yield each
         except RefusedRequest as error:
             yield event(error.body)
-
-
-def _described(name: str) -> dict[str, object]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "es-cookbook"}
 
 
 async def serve(endpoint: Endpoint, bound: socket.socket, *, until_told: bool = True) -> None:

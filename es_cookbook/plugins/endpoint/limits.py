@@ -8,12 +8,9 @@ evaluations and rollouts need, and a key has a budget of pending answers.
 import contextlib
 from collections.abc import Generator, Sequence
 
-from es_cookbook.common.files import check_values
 from es_cookbook.common.terminal import plural
 from es_cookbook.plugins.endpoint.requests import ChatRequest, RefusedRequest, TextRequest
 
-MOST_VALUES = 1 << 20
-"""JSON values in a body: 512 prompts of 2,048 tokens. As Python objects they take up to 70 MB."""
 MOST_ANSWERS = 2048
 """Answers to a request: 16 prompts with OpenAI's maximum of `n`, or a batch of an evaluation."""
 MOST_PENDING = 2 * MOST_ANSWERS
@@ -63,14 +60,6 @@ class PendingAnswers:
             yield
         finally:
             self.answers -= answers
-
-
-def check_body(body: bytes) -> None:
-    """Raise RefusedRequest for JSON of more values than a request has."""
-    try:
-        check_values(body, MOST_VALUES)
-    except ValueError as error:
-        raise RefusedRequest(f"the body of the request is too large: {error}") from error
 
 
 def check_request(asked: ChatRequest | TextRequest) -> None:

@@ -85,7 +85,7 @@ class Reply:
             {
                 "index": at,
                 "message": self.message(at),
-                "logprobs": self._of_tokens(answer) if request.draw.logprobs else None,
+                "logprobs": None,
                 "finish_reason": answer.finish,
             }
             for at, answer in enumerate(self.in_order)
@@ -99,10 +99,8 @@ class Reply:
         """`chat.completion.chunk`s: for each answer its role, its text, and why it ended."""
         head = self._head("chat.completion.chunk", "chatcmpl")
 
-        def chunk(
-            at: int, delta: object, finish: str | None = None, logprobs: object = None
-        ) -> bytes:
-            choice = {"index": at, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        def chunk(at: int, delta: object, finish: str | None = None) -> bytes:
+            choice = {"index": at, "delta": delta, "logprobs": None, "finish_reason": finish}
             usage = {"usage": None} if request.usage else {}
             return event({**head, "choices": [choice], **usage})
 
@@ -111,17 +109,15 @@ class Reply:
             if at not in sent:
                 sent[at] = 0
                 yield chunk(at, {"role": "assistant", "content": ""})
-            if isinstance(said, str):
-                sent[at] += len(said)
-                yield chunk(at, {"content": said})
-                continue
-            if content := said.content[sent[at] :]:
-                logprobs = self._of_tokens(said) if request.draw.logprobs else None
-                yield chunk(at, {"content": content}, None, logprobs)
-            if said.calls:
-                calls = enumerate(self._calls(at, said))
-                yield chunk(at, {"tool_calls": [{"index": i, **call} for i, call in calls]})
-            yield chunk(at, {}, said.finish)
+            content = said if isinstance(said, str) else said.content[sent[at] :]
+            if content:
+                sent[at] += len(content)
+                yield chunk(at, {"content": content})
+            if isinstance(said, Answer):
+                if said.calls:
+                    calls = enumerate(self._calls(at, said))
+                    yield chunk(at, {"tool_calls": [{"index": i, **call} for i, call in calls]})
+                yield chunk(at, {}, said.finish)
         if request.usage:
             yield event({**head, "choices": [], "usage": self.usage})
         yield DONE
@@ -140,27 +136,24 @@ class Reply:
         usage = {"usage": None} if request.usage else {}
         sent: dict[int, int] = {}
         async for at, said in pieces:
-            if isinstance(said, Answer):
-                choice = self._text(at, said, request, sent.get(at, 0))
-            else:
-                choice = {"index": at, "text": said, "logprobs": None, "finish_reason": None}
-                sent[at] = sent.get(at, 0) + len(said)
+            text, finish = (said, None) if isinstance(said, str) else (said.content, said.finish)
+            if finish is not None:
+                text = text[sent.get(at, 0) :]
+            sent[at] = sent.get(at, 0) + len(text)
+            choice = {"index": at, "text": text, "logprobs": None, "finish_reason": finish}
             yield event({**head, "choices": [choice], **usage})
         if request.usage:
             yield event({**head, "choices": [], "usage": self.usage})
         yield DONE
 
-    def _text(
-        self, at: int, answer: Answer, request: TextRequest, sent: int = 0
-    ) -> dict[str, object]:
-        prompt, text = self.prompts[at // request.draw.n], answer.content[sent:]
+    def _text(self, at: int, answer: Answer, request: TextRequest) -> dict[str, object]:
+        prompt, text = self.prompts[at // request.draw.n], answer.content
         if request.echo:
-            text = (
-                str(self.tokenizer.decode(list(prompt.tokens_T), skip_special_tokens=True)) + text
-            )
+            shown = self.tokenizer.decode(list(prompt.tokens_T), skip_special_tokens=True)
+            text = f"{shown}{text}"
         logprobs = None
         if request.draw.logprobs:
-            logprobs = self._of_texts(prompt, answer, request.tops)
+            logprobs = self._logprobs(prompt, answer, request.tops)
         return {
             "index": at,
             "text": text,
@@ -191,15 +184,7 @@ class Reply:
     def _one(self, token: int) -> str:
         return str(self.tokenizer.decode([token]))
 
-    def _of_tokens(self, answer: Answer) -> dict[str, object]:
-        texts = map(self._one, answer.action.tokens_T)
-        content = [
-            {"token": text, "logprob": logprob, "bytes": None, "top_logprobs": []}
-            for text, logprob in zip(texts, answer.action.logprobs_T or (), strict=True)
-        ]
-        return {"content": content, "refusal": None}
-
-    def _of_texts(self, prompt: Prompt, answer: Answer, asks_tops: bool) -> dict[str, object]:
+    def _logprobs(self, prompt: Prompt, answer: Answer, asks_tops: bool) -> dict[str, object]:
         """Log-probabilities of sampled tokens, and with `tops` of the prompt's before them."""
         tokens_T, tops = answer.action.tokens_T, answer.tops
         logprobs: Sequence[float | None] = answer.action.logprobs_T or ()

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 import chz
 
 from es_cookbook.common.errors import nearest
-from es_cookbook.common.files import strict_json
+from es_cookbook.common.files import check_values, strict_json
 from es_cookbook.evolution.genome import MAX_SEED
 from es_cookbook.rl.messages.message import Message, as_json
 from es_cookbook.rl.messages.reading import (
@@ -26,6 +26,8 @@ from es_cookbook.rl.types import SamplingParams
 
 Json: TypeAlias = Mapping[str, Any]
 
+MOST_VALUES = 1 << 20
+"""JSON values in a body: 512 prompts of 2,048 tokens. As Python objects they take up to 70 MB."""
 _MOST_CHOICES = 128
 _MOST_STOPS = 16
 _IDLE = (
@@ -46,7 +48,9 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "function_call": (),
     "functions": (),
     "logit_bias": ({},),
+    "logprobs": (False,),
     "modalities": (["text"],),
+    "parallel_tool_calls": (True,),
     "prediction": (),
     "presence_penalty": (0,),
     "reasoning_effort": (),
@@ -126,7 +130,6 @@ class ChatRequest:
     Attributes:
         tools: the model may call.
         choice: "auto", "none", "required", or the quoted name of the tool that it must call.
-        one_call: whether an answer has at most one call.
         stream: whether to answer in pieces.
         usage: whether the last piece reports the usage.
     """
@@ -136,7 +139,6 @@ class ChatRequest:
     draw: Draw
     tools: tuple[ToolSchema, ...] = ()
     choice: str = "auto"
-    one_call: bool = False
     stream: bool = False
     usage: bool = False
 
@@ -173,14 +175,16 @@ def read_body(body: bytes) -> Json:
     """The JSON object of a body.
 
     Raises:
-        RefusedRequest: It is not one.
+        RefusedRequest: It is not one, or holds too many values.
     """
     try:
+        check_values(body, MOST_VALUES)
         found = strict_json(body.decode("utf-8-sig"), halves=False)
     except UnicodeDecodeError as error:
         raise RefusedRequest("the body of the request is no text in UTF-8") from error
     except ValueError as error:
-        raise RefusedRequest(f"the body of the request {error}") from error
+        said = str(error).removeprefix("it ")
+        raise RefusedRequest(f"the body of the request {said}") from error
     if not isinstance(found, dict):
         raise RefusedRequest("the body of the request must be a JSON object")
     return cast(Json, found)
@@ -195,24 +199,13 @@ def chat_request(body: Json) -> ChatRequest:
     fields = JsonObject(body)
     messages = read_messages(fields.take("messages", list))
     most = fields.count("max_completion_tokens") or fields.count("max_tokens")
-    return read_chat(fields, messages, most)
-
-
-def read_chat(fields: JsonObject, messages: tuple[Message, ...], most: int | None) -> ChatRequest:
-    """A request with these messages and at most `most` tokens, from the rest of a body.
-
-    Raises:
-        FieldError: As `chat_request`.
-    """
     model = fields.text("model")
     tools = _tools(fields)
     choice = _choice(fields, tools)
-    one_call = not fields.take("parallel_tool_calls", bool, True)
-    logprobs = fields.take("logprobs", bool, False)
-    draw = _draw(fields, most, logprobs)
+    draw = _draw(fields, most, logprobs=False)
     stream, usage = _stream(fields)
     _refuse_others(fields)
-    return ChatRequest(model, messages, draw, tools, choice, one_call, stream, usage)
+    return ChatRequest(model, messages, draw, tools, choice, stream, usage)
 
 
 def _refuse_others(fields: JsonObject) -> None:
@@ -235,8 +228,8 @@ def text_request(body: Json) -> TextRequest:
     most = fields.count("max_tokens", least=int(not echo))
     draw = _draw(fields, 16 if most is None else most, logprobs is not None)
     stream, usage = _stream(fields)
-    if echo and stream:
-        raise FieldError("echo", "goes with stream=false alone")
+    if stream and (echo or logprobs is not None):
+        raise FieldError("stream", "must be false with echo or logprobs")
     _refuse_others(fields)
     return TextRequest(model, prompts, draw, stream, usage, echo, bool(logprobs))
 

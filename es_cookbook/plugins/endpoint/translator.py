@@ -236,7 +236,7 @@ class Translator:
             max_tokens=draw.max_tokens or room,
         )
 
-    def answer(self, prompt: Prompt, draw: Draw, action: Action, one_call: bool = False) -> Answer:
+    def answer(self, prompt: Prompt, draw: Draw, action: Action) -> Answer:
         """Parse what was sampled; thoughts, and calls that cannot be parsed, stay text."""
         sampled = self.texts.before(draw.stop or (), action.text)
         text = prompt.opening + sampled
@@ -247,10 +247,9 @@ class Translator:
         parsed = read_turn(*given, text=sampled, opening=prompt.opening, schemas=schemas)
         if not parsed.calls:
             return Answer(text, (), action.stop_reason, action)
-        calls = parsed.calls[:1] if one_call else parsed.calls
         # An answer that was cut counts as cut, also after a call.
         finish = "length" if action.stop_reason == "length" else "tool_calls"
-        return Answer(parsed.content, calls, finish, action)
+        return Answer(parsed.content, parsed.calls, finish, action)
 
 
 def _texts(request: ChatRequest) -> Iterator[str]:

@@ -5,7 +5,7 @@ task is started for a request for too many tokens.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeAlias, TypeVar, TypeVarTuple, Unpack
 
 import anyio
@@ -24,8 +24,6 @@ from es_cookbook.rl.types import Action, Observation
 RequestT = TypeVar("RequestT", ChatRequest, TextRequest)
 Tell: TypeAlias = Callable[[Piece], None]
 """Takes pieces of answers as they are sampled."""
-_PIECE = 1 << 16
-"""Characters of prompts that are encoded at once, if they are many."""
 _LONG = 1 << 14
 """Characters or tokens whose reading or writing may take more than a few milliseconds."""
 _limiters: RunVar[anyio.CapacityLimiter] = RunVar("long work of requests")
@@ -81,17 +79,13 @@ class Work(Generic[RequestT]):
             RefusedRequest: One is invalid or too long, or the request has too many tokens.
         """
         asked, translator = self.asked, self.model.translator
-        prompts: list[Prompt] = []
         if isinstance(asked, ChatRequest):
-            prompts.append(
+            prompts = [
                 await in_thread_if_long(self._size, translator.of_chat, asked, self.model.kept)
-            )
+            ]
         else:
-            size = sum(map(len, asked.prompts))
-            for some in _pieces(asked.prompts):
-                encoded = map(translator.of_text, some)
-                prompts += await in_thread_if_long(size, list[Prompt], encoded)
-                check_tokens(asked, [len(each.tokens_T) for each in prompts], 0)
+            encoded = map(translator.of_text, asked.prompts)
+            prompts = await in_thread_if_long(self._size, list[Prompt], encoded)
         observed = [(each, translator.observation(each, asked.draw)) for each in prompts]
         lengths = [len(each.tokens_T) for each in prompts]
         check_tokens(asked, lengths, translator.context_length)
@@ -104,7 +98,7 @@ class Work(Generic[RequestT]):
         await self.run()
 
     async def run(self, tell: Tell | None = None) -> None:
-        """Sample all answers; `tell` gets them piece by piece, or whole with log-probabilities."""
+        """Sample all answers; `tell` gets them piece by piece."""
         drawn = [self._progress(number, tell) for number in range(len(self._draws))]
         async with anyio.create_task_group() as tasks:
             for number, progress in enumerate(drawn):
@@ -124,9 +118,8 @@ class Work(Generic[RequestT]):
             action = Action((), "", "length", ())
         else:
             action = await self.model.sample(observation, draw, number, progress)
-        one_call = isinstance(self.asked, ChatRequest) and self.asked.one_call
         size = len(action.text) + (len(prompt.tokens_T) if prompt.form else 0)
-        answer = await in_thread_if_long(size, translator.answer, prompt, draw, action, one_call)
+        answer = await in_thread_if_long(size, translator.answer, prompt, draw, action)
         if isinstance(self.asked, TextRequest) and self.asked.echo and draw.logprobs:
             tops = await self.model.tops(prompt.tokens_T + action.tokens_T)
             answer = dataclasses.replace(answer, tops=tops)
@@ -136,23 +129,10 @@ class Work(Generic[RequestT]):
 
     def _progress(self, number: int, tell: Tell | None) -> Progress:
         draw = self.asked.draw
-        if tell is None or draw.logprobs:
+        if tell is None:
             return Progress()
         prompt, _ = self._draws[number]
         return _Following(StreamedText(self.model.translator.texts, prompt, draw), number, tell)
-
-
-def _pieces(prompts: Sequence[str | tuple[int, ...]]) -> Iterator[Sequence[str | tuple[int, ...]]]:
-    """Prompts in groups that are not much longer than `_PIECE`."""
-    run: list[str | tuple[int, ...]] = []
-    size = 0
-    for prompt in prompts:
-        run.append(prompt)
-        size += len(prompt)
-        if size > _PIECE:
-            yield run
-            run, size = [], 0
-    yield run
 
 
 class _Following(Progress):

@@ -8,23 +8,20 @@ Every held-out problem is answered once, as in `es-cookbook evaluate`. Then the 
 prompt, its answer and the cue, and answers again; a fresh Env of the problem grades the second
 answer alone. In a chat the cue is the user's next turn; after a plain prompt it follows the answer.
 
-Both answers are compared problem by problem, over all problems and by quantiles of the entropy of
-the first answer: the mean over its tokens of the entropy of the distribution over all tokens.
-Answers of equal entropy are in one quantile. Engines report only the log-probability of a sampled
-token, so a forward pass of transformers in float32 computes entropies once the engine is closed.
+Both answers are compared problem by problem, over all problems and by quantiles of how uncertain
+the model was of its first answer: the mean over its tokens of minus their log-probability. Answers
+of equal uncertainty are in one quantile.
 
-`output=` is a new directory for `rollouts.jsonl`, which has both answers, their grades and the
-entropies of each problem. A run is only read, and may be in progress. Left out: problems of several
-turns, in which a cue would be one more turn and not a second try.
+`output=` is a new directory for `rollouts.jsonl`, which has both answers of each problem, their
+grades and the uncertainty. A run is only read, and may be in progress. Left out: problems of
+several turns, in which a cue would be one more turn and not a second try.
 """
 
 import dataclasses
 import json
 import math
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import TypeAlias
 
@@ -66,7 +63,7 @@ from es_cookbook.runs.signals import result_until_signal
 from es_cookbook.runs.tracking.jsonl import finite
 
 BUCKETS = 4
-"""Quantiles of the first answers' entropies."""
+"""Number of quantiles."""
 Answers: TypeAlias = tuple[Sequence[Transition | None], Results]
 """An answer to each problem, None if it was lost; and their results."""
 
@@ -79,7 +76,7 @@ class ReconsiderConfig(OnProblems):
         default=r"\n\nWait, let me reconsider.",
         doc=r"what follows the first answer; \n is a new line",
     )
-    output: str = chz.field(default="", doc="new directory to write to; empty: none")
+    output: str = chz.field(default="", doc="new directory for both answers; empty: none")
 
 
 def main(config: ReconsiderConfig, fields: Mapping[str, str]) -> None:
@@ -99,8 +96,7 @@ def main(config: ReconsiderConfig, fields: Mapping[str, str]) -> None:
     metric = config.metric or first.solved_metric or REWARD
     for results in (first, second):
         results.values(metric)  # Refused unless an Env reported it.
-    entropies_P = entropies(subject, first_P, config.trust)
-    mean_P = [fmean(each) if each else math.nan for each in entropies_P]
+    mean_P = np.array([uncertainty(turn) for turn in first_P])
     buckets = buckets_of(np.where([turn is not None for turn in second_P], mean_P, math.nan))
     number = None if subject.run is None else subject.generations[0]
     evaluation = Evaluation(subject.name, number, {}, {}, second, trained_on)
@@ -109,7 +105,7 @@ def main(config: ReconsiderConfig, fields: Mapping[str, str]) -> None:
     comparisons = report.compared(second, first, seed)
     print(f"Second answers, after the cue {cue!r}:\n")
     print(report.report(setting, evaluation, estimates, metric, before, comparisons))
-    print(f"\n{metric}, by mean entropy of the first answer's tokens, in nats (problems):")
+    print(f"\n{metric}, by uncertainty of the first answer, in nats per token (problems):")
     for bucket in buckets:
         of_bucket = [mean_P[p] for p in bucket]
         label = f"{min(of_bucket):.2g}..{max(of_bucket):.2g} ({len(bucket)})"
@@ -122,7 +118,7 @@ def main(config: ReconsiderConfig, fields: Mapping[str, str]) -> None:
                 "problem": first.names_P[p],
                 "first": _described(first_P[p], tokenizer),
                 "second": _described(second_P[p], tokenizer),
-                "entropies": entropies_P[p],
+                "uncertainty": mean_P[p],
                 "bucket": bucket_of.get(p),
             }
             for p in range(len(first_P))
@@ -159,7 +155,8 @@ async def ask_twice(
             await rebuilt.go_to(generation)
 
         async def ask(asked_P: Sequence[EnvGroupBuilder], seed: int | None = None) -> Answers:
-            sampler = config.sampler(engine, seed=seed)
+            sampling = chz.replace(config.sampling, logprobs=True)
+            sampler = config.sampler(engine, sampling=sampling, seed=seed)
             groups_P = await attempt(sampler, asked_P, temperature=config.eval_temperature)
             return [*map(_turn, groups_P)], results_of(problems_P, groups_P)
 
@@ -238,55 +235,25 @@ class _Again(ChangedProblem):
         return group
 
 
-def entropies(
-    subject: Subject, turns_P: Sequence[Transition | None], trust: Sequence[str] = ()
-) -> list[tuple[float, ...] | None]:
-    """In nats, at temperature 1, of the distribution at each token of an answer; None if lost.
-
-    Raises:
-        ModelError: transformers cannot load the model.
-        HistoryError: The run's centre cannot be rebuilt.
-    """
-    # These import torch, which the options do without.
-    import torch
-
-    from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer
-    from es_cookbook.plugins.gradients.learner import Learner, learn_tokens_alone
-    from es_cookbook.plugins.gradients.supervised import joined
-    from es_cookbook.runs.centre.replay import open_replay
-    from es_cookbook.runs.export.export import write_export
-
-    say("measuring entropies")
-    name = subject.model_name
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with tempfile.TemporaryDirectory() as folder:
-        directory = Path(folder)
-        if subject.run is not None:
-            at = subject.run.history.parent, subject.generations[0]
-            replay = open_replay(*at, model_name=name, trust=trust)
-            write_export(replay, directory / "model", merge=True)
-            name = str(directory / "model")
-        model = load_causal_lm(name, "float32", device)
-        learn_tokens_alone(model, load_tokenizer(name))
-        turns = [(t.observation.tokens_T, t.action.tokens_T) for t in turns_P if t is not None]
-        examples = [joined([(seen_T, False), (said_T, True)]) for seen_T, said_T in turns]
-        found = iter(Learner(model, ()).entropies(examples))
-    return [None if turn is None else next(found) for turn in turns_P]
+def uncertainty(turn: Transition | None) -> float:
+    """Mean over an answer's tokens of minus their log-probability; NaN if there is none."""
+    logprobs_T = turn.action.logprobs_T if turn is not None else None
+    return -fmean(logprobs_T) if logprobs_T else math.nan
 
 
-def buckets_of(entropy_P: NDArray[np.float64]) -> list[list[int]]:
-    """Problems by quantiles of entropy, without those whose entropy is NaN.
+def buckets_of(uncertainty_P: NDArray[np.float64]) -> list[list[int]]:
+    """Problems by quantiles of uncertainty, without those whose uncertainty is NaN.
 
     >>> buckets_of(np.array([3, 1, 2, 4, 5, 6, 7, math.nan, 8]))
     [[1, 2], [0, 3], [4, 5], [6, 8]]
     >>> buckets_of(np.array([0, 0, 0, 1, 2])), buckets_of(np.array([math.nan]))
     ([[0, 1, 2], [3], [4]], [])
     """
-    known = entropy_P[~np.isnan(entropy_P)]
+    known = uncertainty_P[~np.isnan(uncertainty_P)]
     if not len(known):
         return []
     edges = np.quantile(known, np.linspace(0, 1, BUCKETS + 1)[1:-1], method="inverted_cdf")
-    bucket_P = np.where(np.isnan(entropy_P), -1, np.digitize(entropy_P, edges, right=True))
+    bucket_P = np.where(np.isnan(uncertainty_P), -1, np.digitize(uncertainty_P, edges, right=True))
     return [np.flatnonzero(bucket_P == b).tolist() for b in np.unique(bucket_P) if b >= 0]
 
 

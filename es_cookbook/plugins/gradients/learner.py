@@ -133,14 +133,6 @@ class Learner:
         """Log-probabilities of each example's learned tokens."""
         return self._by_example(examples, _logprobs)
 
-    def entropies(self, examples: Sequence[Example]) -> list[tuple[float, ...]]:
-        """Entropies, in nats, of the distributions of each example's learned tokens."""
-
-        def of_logits(logits_n_V: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-            return torch.special.entr(logits_n_V.softmax(dim=-1)).sum(dim=-1)
-
-        return self._by_example(examples, of_logits)
-
     @torch.no_grad()
     def _by_example(
         self,

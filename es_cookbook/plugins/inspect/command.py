@@ -78,8 +78,8 @@ class InspectConfig(RunOrModel, Answering):
         """
         try:
             found = json.loads(self.task_args)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"task_args must be a JSON object: {error}") from error
+        except (ValueError, RecursionError):
+            found = None
         if not isinstance(found, dict):
             raise ConfigError(f"task_args must be a JSON object, found {self.task_args:.60}")
         return cast("dict[str, object]", found)

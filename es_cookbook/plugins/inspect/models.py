@@ -1,27 +1,24 @@
-"""Whoever answers for a run, as a model of inspect-ai.
+"""The model that answers for a run, as a model of inspect-ai.
 
     get_model("es/centre", source=Source(...), memoize=False)
 
-inspect-ai evaluates a model with tasks of its own: a data set, a solver, which may let the model
-call tools over many turns, and scorers. It asks for one turn at a time and hands over the whole
-chat. The chat's tokens are what was shown and what was sampled: a chat that goes on where a turn of
-this model ended goes on from its tokens. Other chats are rendered as a whole.
+inspect-ai evaluates a model with its own tasks: a dataset, a solver, which may let the model call
+tools over many turns, and scorers. It asks for one turn at a time and passes the whole chat. A chat
+that continues a turn of this model continues from its tokens; other chats are rendered as a whole.
 
 A turn's sampling seed follows from the run's seed, the prompt, and how often it was asked before.
-So an evaluation gives the same answers whatever the order in which its samples run.
+So an evaluation gives the same answers in whatever order its samples run.
 
 Source: https://inspect.aisi.org.uk/extensions.html#model-apis
 """
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
-import logging
 import os
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import chz
@@ -59,7 +56,7 @@ from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams, Tokenizer
 
 _AT_ONCE = 1024
-"""Turns that are asked for at once: the engine makes batches of them."""
+"""Concurrent turns, of which the engine makes batches."""
 _REFUSED = (
     "best_of",
     "frequency_penalty",
@@ -71,19 +68,19 @@ _REFUSED = (
     "top_k",
     "top_logprobs",
 )
-"""Options that would change what is generated, and that the engines do not have."""
+"""Options that change answers and that engines do not support."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
-    """Who answers.
+    """The model that answers.
 
     Attributes:
-        answer: gives an action; called on the event loop of the evaluation.
-        context_length: most tokens of a chat.
-        sampling: holds where a task says nothing else.
-        chat: how chats are rendered; `max_turns` is the task's own business.
-        seed: of the sampling.
+        answer: returns an action; called on the event loop of the evaluation.
+        context_length: maximum tokens of a chat.
+        sampling: defaults of a task's options.
+        chat: how chats are rendered; the task limits the turns.
+        seed: sampling seed.
     """
 
     answer: Answer
@@ -235,7 +232,7 @@ class _RunModel(ModelAPI):
 
 
 def _params(sampling: SamplingParams, config: GenerateConfig) -> SamplingParams:
-    """The run's sampling parameters, as far as the task sets no others."""
+    """The sampling parameters: the task's, or else the run's."""
     for name in _REFUSED:
         if getattr(config, name):
             raise RequestError(f"the task sets {name}, which the engines of a run do not have")
@@ -306,9 +303,9 @@ async def run_task(
         task: path/to/script.py, path/to/script.py@name or package/name.
         task_args: arguments of the task's function.
         model_name: for the log, with es/ before it.
-        source: who answers.
-        limit: most samples; None for all.
-        epochs: answers to each sample; None for as many as the task says.
+        source: the model.
+        limit: maximum number of samples; None for all.
+        epochs: answers per sample; None for the task's own number.
         log_dir: where inspect's log goes.
         metadata: written to the log.
 
@@ -316,31 +313,18 @@ async def run_task(
         ConfigError: There is no such task, or inspect cannot run it here.
     """
     tasks = _tasks(task, task_args)
-    with _own_handlers():
-        try:
-            return await eval_async(
-                tasks,
-                get_model(f"es/{model_name}", source=source, memoize=False),
-                limit=limit,
-                epochs=epochs,
-                log_dir=log_dir,
-                metadata=dict(metadata),
-                ctl_server=False,
-            )
-        except PrerequisiteError as error:
-            raise ConfigError(f"inspect cannot run task={task}: {_line(str(error))}") from error
-
-
-@contextlib.contextmanager
-def _own_handlers() -> Generator[None]:
-    """Inside, Inspect may show what is logged; it leaves a handler that prints on stdout."""
-    root = logging.getLogger()
-    before = list(root.handlers)
     try:
-        yield
-    finally:
-        for handler in set(root.handlers).difference(before):
-            root.removeHandler(handler)
+        return await eval_async(
+            tasks,
+            get_model(f"es/{model_name}", source=source, memoize=False),
+            limit=limit,
+            epochs=epochs,
+            log_dir=log_dir,
+            metadata=dict(metadata),
+            ctl_server=False,
+        )
+    except PrerequisiteError as error:
+        raise ConfigError(f"inspect cannot run task={task}: {_line(str(error))}") from error
 
 
 def _tasks(name: str, arguments: Mapping[str, object]) -> list[Task]:

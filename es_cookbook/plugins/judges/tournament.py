@@ -1,35 +1,30 @@
-"""Who meets whom in a tournament, and win rates of a group's answers, compared in pairs by a judge.
+"""Tournaments: which answers of a group are compared by a judge, and their win rates.
 
-A player is a number from 0 to n - 1, and a pair (i, j) has i < j; which of them goes first is the
-caller's choice. With n players
+A player is a number from 0 to n - 1, and a pair (i, j) has i < j. With n players
 
     round_robin      n (n - 1) / 2 pairs: each meets all others
-    ring             n k / 2: each meets k others, drawn by a seed; results compare, for all are
-                     linked by others whom both have met
+    ring             n k / 2: each meets k others, drawn by a seed; results are comparable, because
+                     players are linked by others whom both have met
 
 A `Tournament` of answers has a judge compare them:
 
     pattern    judgements of n different answers, in both orders
-    all        n (n - 1): each against all others
-    ring       n k: each against k others, drawn by a seed
+    ring       n k: each against k others, drawn by a seed; k of n - 1 or more is a round robin
     centre     2 n: each against the centre's own answer
 
-Answers that are the same text are one player: what one of them wins, all win, and against each
-other they draw. A greedy population of hundreds often has a handful of different answers, and then
-`ring` is the same as `all`; where every answer is different, `all` costs a square. A win rate is
-the expected result against another answer of the group, drawn at random; against the centre's with
-`centre`.
+Equal texts are one player: what one of them wins, all win, and against each other they draw. A
+greedy population of hundreds often has a handful of different answers, and then a ring is a round
+robin. A win rate is the expected result against another answer of the group, drawn at random, or
+against the centre's.
 
-A judge may prefer a place. With `orders=both` each pair is asked twice, once in each order, and the
-result is the mean: whatever the place adds is taken off again. `orders=one` asks once, in an order
-drawn by a seed, at half the cost: on average over many pairs it favours nobody, but each result has
-the bias in it. How large it is, is measured either way (`Judgements.metrics`).
+Judges prefer a position. So each pair is judged in both orders, and the result is the mean, which
+cancels the preference. Its size is measured (`Judgements.metrics`).
 
-A pair of which a judgement was lost has no result. An answer without any result has no win rate.
+A pair with a lost judgement has no result. An answer without any result has no win rate.
 
-Left out: ratings (Bradley-Terry, Elo). They differ from win rates where players met different
-opponents, and fitness compares genomes anew in each generation. And elimination, which says little
-about all but the winner, where a population's fitness needs to know all.
+Left out: ratings (Bradley-Terry, Elo). They differ from win rates if players met different
+opponents, and fitness compares genomes anew in each generation. Also elimination, which says little
+about all but the winner, while a population's fitness needs all.
 """
 
 import math
@@ -84,16 +79,15 @@ def pair_of(one: int, other: int) -> PlayerPair:
 
 
 class Judgements:
-    """What a judge says of pairs of players.
+    """A judge's preferences among players.
 
     Attributes:
-        preferred: by pair (i, j), the probability that i is better; NaN where it was lost.
-        lost: why judgements were lost, one line each.
+        preferred: by pair (i, j), the probability that i is better; NaN if it was lost.
+        lost: reasons of lost judgements.
     """
 
-    def __init__(self, players: Sequence[str], compare: Compare, both: bool, seed: int) -> None:
+    def __init__(self, players: Sequence[str], compare: Compare) -> None:
         self._players, self._compare = players, compare
-        self._both, self._seed = both, seed
         self.preferred: dict[PlayerPair, float] = {}
         self.lost: list[str] = []
         self._firsts: list[float] = []
@@ -103,7 +97,7 @@ class Judgements:
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Numbers of one group: `judgements`, and where there are any, what they say of the judge.
+        """The number of `judgements`, and if there are any, properties of the judge.
 
         `first_wins` is the share in which the first place wins (one half counts half),
         `swap_changes` the share of pairs whose winner depends on the order, `lost_judgements` the
@@ -120,7 +114,7 @@ class Judgements:
             found["swap_changes"] = sum(self._swaps) / len(self._swaps)
         return found
 
-    def of(self, i: int, j: int) -> float:
+    def result(self, i: int, j: int) -> float:
         """Player i's result against j: one half against itself, NaN without a judgement."""
         if i == j:
             return 0.5
@@ -134,10 +128,10 @@ class Judgements:
         how many answers are the same text (`sizes`).
         """
         same, others = sizes[i] - 1, sum(sizes) - sizes[i]
-        met = [j for j in range(len(sizes)) if j != i and not math.isnan(self.of(i, j))]
+        met = [j for j in range(len(sizes)) if j != i and not math.isnan(self.result(i, j))]
         if others and not met:
             return math.nan
-        won = math.fsum(sizes[j] * self.of(i, j) for j in met)
+        won = math.fsum(sizes[j] * self.result(i, j) for j in met)
         against_others = won / sum(sizes[j] for j in met) if met else 0.0
         drawn = same / 2 + others * against_others
         return drawn / (same + others) if same + others else math.nan
@@ -151,15 +145,10 @@ class Judgements:
                     asking.start_soon(self._judge, i, j)
 
     async def _judge(self, i: int, j: int) -> None:
-        if self._both:
-            first, second = await self._ask(i, j), await self._ask(j, i)
-            if not math.isnan(first + second):
-                self._swaps.append((first - 0.5) * (0.5 - second) < 0)
-            self.preferred[i, j] = (first + 1 - second) / 2
-        elif derive_seed(self._seed, "order", i, j) % 2:
-            self.preferred[i, j] = await self._ask(i, j)
-        else:
-            self.preferred[i, j] = 1 - await self._ask(j, i)
+        first, second = await self._ask(i, j), await self._ask(j, i)
+        if not math.isnan(first + second):
+            self._swaps.append((first - 0.5) * (0.5 - second) < 0)
+        self.preferred[i, j] = (first + 1 - second) / 2
 
     async def _ask(self, i: int, j: int) -> float:
         try:
@@ -173,17 +162,12 @@ class Judgements:
 
 @chz.chz
 class Tournament:
-    """Who is compared with whom, and how often."""
+    """Which answers are compared."""
 
-    pattern: Literal["all", "ring", "centre"] = chz.field(
-        default="ring", doc="each against all others, some on a ring, or the centre's answer"
+    pattern: Literal["ring", "centre"] = chz.field(
+        default="ring", doc="ring: each with some others; centre: each with the centre's answer"
     )
-    opponents: int = chz.field(default=4, doc="of each answer, for ring")
-    orders: Literal["both", "one"] = chz.field(
-        default="both",
-        doc="both: each pair in both orders, which cancels a preference for a place; one: at half "
-        "the cost, in an order drawn by a seed",
-    )
+    opponents: int = chz.field(default=4, doc="number of others that each meets on a ring")
 
     @chz.validate
     def _ranges(self) -> None:
@@ -195,21 +179,20 @@ class Tournament:
         """The win rate of each answer, NaN for one without a result, and what was judged.
 
         Args:
-            answers: of the group; the same text may come more than once.
+            answers: of the group, with repetitions.
             compare: asks the judge.
-            seed: of the draws.
+            seed: for the ring.
             against: one answer with which all are compared, in place of each other.
         """
         sizes = Counter(answers)
         players = list(sizes if against is None else {**sizes, against: 0})
-        n, judged = len(players), Judgements(players, compare, self.orders == "both", seed)
+        n, judged = len(players), Judgements(players, compare)
         if against is not None:
             other = players.index(against)
             await judged.judge([pair_of(i, other) for i in range(n) if i != other])
-            rates = [judged.of(i, other) for i in range(n)]
+            rates = [judged.result(i, other) for i in range(n)]
         else:
-            k = self.opponents if self.pattern == "ring" else n
-            await judged.judge(ring(n, k, derive_seed(seed, "ring")))
+            await judged.judge(ring(n, self.opponents, derive_seed(seed, "ring")))
             counts = [sizes[player] for player in players]
             rates = [judged.win_rate(i, counts) for i in range(n)]
         rate_of = dict(zip(players, rates, strict=True))

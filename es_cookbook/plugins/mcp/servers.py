@@ -5,7 +5,6 @@ is followed, no pattern in it is matched, and arguments are checked by the serve
 """
 
 import dataclasses
-import functools
 import json
 import re
 from collections import Counter
@@ -15,10 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 from es_cookbook.common.errors import ConfigError, EnvError
 from es_cookbook.common.terminal import one_line
 from es_cookbook.rl.messages.message import DEEPEST, is_deeper
-from es_cookbook.rl.messages.tools import Result, Schema, ToolSchema, cut, failed
+from es_cookbook.rl.messages.tools import Result, ToolSchema, cut, failed
 
 if TYPE_CHECKING:
-    from jsonschema.protocols import Validator
     from mcp.types import CallToolResult
     from mcp.types import Tool as Described
 
@@ -81,10 +79,6 @@ class MCPTool(ToolSchema):
 
     server: Server
 
-    @property
-    def parameters(self) -> Schema:
-        return cast(Mapping[str, Schema], self.schema["function"])["parameters"]
-
 
 def checked_tools(server: Server, described: "Sequence[Described]") -> Iterator[MCPTool]:
     """The tools that a server has, one by one, as a chat template is told of them.
@@ -113,8 +107,11 @@ def checked_tools(server: Server, described: "Sequence[Described]") -> Iterator[
             raise EnvError(
                 f"{what} is described in {length:,} characters; accepted are {_LONGEST_SCHEMA:,}"
             )
-        if wrong := _wrong_schema(tool.input_schema):
-            raise EnvError(f"{what} has a schema of arguments that {wrong}")
+        if not _is_schema(tool.input_schema):
+            raise EnvError(
+                f"{what} must have a schema of arguments of type 'object', with a schema for each "
+                "of its properties"
+            )
         yield MCPTool(tool.name, {"type": "function", "function": function}, server)
 
 
@@ -130,30 +127,14 @@ def check_names(tools: Sequence[MCPTool]) -> None:
         raise ConfigError(f"tools: {count} tools have the name {name!r}, of {of}")
 
 
-def _wrong_schema(schema: Mapping[str, Any]) -> str | None:
-    """What is wrong with a JSON schema; None if nothing is."""
-    if schema.get("type") != "object":
-        return f"must have type 'object', found {one_line(repr(schema.get('type')))[:60]}"
-    error = next(_checker().iter_errors(schema), None)
-    return f"is no JSON schema: {one_line(error.message)[:160]}" if error else None
-
-
-@functools.cache
-def _checker() -> "Validator":
-    """Of schemas, in milliseconds.
-
-    Draft 7 is a tenth of the work of the newest one, and knows the keywords of arguments. Comparing
-    all items with all others could take seconds. There are no formats: a pattern's compiles it.
-    """
-    from jsonschema import Draft7Validator
-    from jsonschema.validators import extend
-
-    def nothing(*_: object) -> Iterator[Any]:
-        return iter(())
-
-    # By its names it would be found again as it was.
-    schema = {k: v for k, v in Draft7Validator.META_SCHEMA.items() if k not in ("$id", "$schema")}
-    return extend(Draft7Validator, {"uniqueItems": nothing})(schema)
+def _is_schema(schema: Mapping[str, Any]) -> bool:
+    """Whether templates can show it: an object, each of whose properties is one, too."""
+    properties = schema.get("properties", {})
+    return (
+        schema.get("type") == "object"
+        and isinstance(properties, dict)
+        and all(isinstance(each, dict) for each in cast("dict[str, Any]", properties).values())
+    )
 
 
 def told(result: "CallToolResult", max_chars: int) -> Result:

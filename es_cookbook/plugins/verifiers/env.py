@@ -229,15 +229,6 @@ class _Agent:
             if interaction.trace.stop_condition is None:
                 interaction.trace.stop("user_closed")
 
-    def provision(self, task: Task | None = None) -> None:
-        """There is nothing to provision.
-
-        Raises:
-            EnvError: Always.
-        """
-        del task
-        raise EnvError(f"{type(self.env).__name__} provisions a runtime, and the bridge has none")
-
     @contextlib.asynccontextmanager
     async def _episode(
         self, task: Task, borrowed: dict[str, object]
@@ -286,7 +277,6 @@ class _Interaction:
         self._tools = tools
         self._session = _session(task, trace, agent.chat.options.max_turns)
         self._messages = _opening(task, agent.chat.options.system)
-        self._prompted = task.data.prompt is not None
         self._over = False
         self._stream: TokenStream | None = None
         self._said: tuple[Action, int] | None = None
@@ -298,13 +288,6 @@ class _Interaction:
         """Say something to the agent, and have what it answers, tools and all."""
         if self._over:
             raise RuntimeError("the exchange is over (the run ended); read interaction.trace")
-        if (message is None) != self._prompted:
-            raise ValueError(
-                "the task's prompt opens this exchange: take its first reply with a bare turn()"
-                if self._prompted
-                else "nothing to run a turn on: this exchange takes its next user message"
-            )
-        self._prompted = False
         self._messages += _typed(message)
         first = len(self.trace.nodes)
         if self.trace.stop_condition is None:

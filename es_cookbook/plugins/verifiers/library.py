@@ -171,35 +171,27 @@ def refuse_unplayable(task: Task, where: str) -> None:
 
 
 def _needs(task: Task) -> Iterator[str]:
-    data = task.data
-    if task.NEEDS_CONTAINER or data.image is not None:
-        yield f"it runs in a container{f' ({data.image})' if data.image else ''}"
-    for what, there in (("skills", data.skills), ("artifacts", data.artifacts)):
-        if there:
-            yield f"it has {what}, which lie in files"
+    if task.NEEDS_CONTAINER or task.data.image is not None:
+        yield "it runs in a container"
+    if task.data.skills or task.data.artifacts:
+        yield "it has skills or artifacts, which are files"
+    hooks: dict[str, Callable[..., object]] = {}
     for kind in ("reward", "metric", "stop"):
         for hook in cast("Sequence[Callable[..., object]]", task.hooks(kind)):
-            if _wants_runtime(hook):
-                yield f"its {kind} {_name(hook)!r} takes a runtime"
+            hooks[f"{kind} {_name(hook)!r}"] = hook
     for judge in task.plugged_judges():
-        if _wants_runtime(judge.score):
-            yield f"its judge {judge.reward_name!r} takes a runtime"
+        hooks[f"judge {judge.reward_name!r}"] = judge.score
     for name in ("setup", "finalize"):
-        inherited = getattr(type(task), name) is getattr(vf.Task, name)
-        if not inherited and _wants_runtime(getattr(task, name)):
-            yield f"its method {name!r} takes a runtime"
+        if getattr(type(task), name) is not getattr(vf.Task, name):
+            hooks[f"method {name!r}"] = getattr(task, name)
+    for what, hook in hooks.items():
+        if _wants_runtime(hook):
+            yield f"its {what} takes a runtime"
     for toolset in cast("Sequence[Toolset]", type(task).toolsets(task.config)):
-        if why := _cannot_serve(toolset):
-            yield f"its tools {type(toolset).__name__} {why}"
-
-
-def _cannot_serve(toolset: Toolset) -> str:
-    config = toolset.config
-    if getattr(config, "url", None):
-        return f"are on a server ({config.url})"
-    if not isinstance(getattr(config, "runtime", None), SubprocessConfig | None):
-        return f"run in {config.runtime.type}"
-    return ""
+        runtime = getattr(toolset.config, "runtime", None)
+        is_here = isinstance(runtime, SubprocessConfig | None)
+        if getattr(toolset.config, "url", None) or not is_here:
+            yield f"its tools {type(toolset).__name__} are on a server or in a container"
 
 
 def _wants_runtime(hook: Callable[..., object]) -> bool:

@@ -61,7 +61,7 @@ CHAT: Any = {
     ],
     "tools": [{"type": "function", "function": each} for each in FUNCTIONS],
     "tool_choice": {"type": "function", "function": {"name": "add"}},
-    "parallel_tool_calls": False,
+    "parallel_tool_calls": True,
     "temperature": 0.5,
     "max_completion_tokens": 9,
     "n": 2,
@@ -86,35 +86,9 @@ TEXT: Any = {
     "suffix": "",
     "user": "me",
 }
-ITEMS: Any = {
-    "model": "centre",
-    "instructions": "Be brief.",
-    "input": [
-        {"role": "user", "content": [{"type": "input_text", "text": "1 + 2?"}]},
-        {
-            "type": "message",
-            "id": "m1",
-            "status": "completed",
-            "role": "assistant",
-            "content": [{"type": "output_text", "text": "I add.", "annotations": []}],
-        },
-        {"type": "function_call", "id": "f1", "call_id": "c1", "name": "add", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c1", "output": "3"},
-        {"role": "user", "content": "And?"},
-    ],
-    "tools": [{"type": "function", **each} for each in FUNCTIONS],
-    "tool_choice": {"type": "function", "name": "add"},
-    "temperature": 0.5,
-    "max_output_tokens": 9,
-    "text": {"format": {"type": "text"}},
-    "include": [],
-    "truncation": "disabled",
-    "store": False,
-}
 BODIES: Mapping[str, Any] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": TEXT,
-    "/v1/responses": ITEMS,
 }
 IDLE = {"user", "metadata", "store", "id", "status", "annotations"}
 """Fields that say nothing to a model."""
@@ -315,11 +289,6 @@ HARMLESS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "nothing of a text": ("completions", {}, {"suffix": None, "best_of": None, "logit_bias": {}}),
-    "nothing of a response": (
-        "responses",
-        {},
-        {"reasoning": {"effort": None, "summary": None}, "text": {}, "include": []},
-    ),
 }
 
 
@@ -330,7 +299,6 @@ async def test_what_changes_no_answer_is_accepted(what: str) -> None:
     asked: dict[str, Any] = {
         "chat/completions": {"messages": [{"role": "user", "content": "Hi."}]},
         "completions": {"prompt": "Hi."},
-        "responses": {"input": "Hi."},
     }[path]
     speaker = Brief()
     client, said = served(speaker), list[str]()
@@ -342,10 +310,9 @@ async def test_what_changes_no_answer_is_accepted(what: str) -> None:
     assert said[0] == said[1] and said[0]
 
 
-async def test_a_body_has_a_key_once_and_is_utf_8() -> None:
+async def test_a_body_is_utf_8_and_an_object() -> None:
     client = served(Brief())
     for content, what in (
-        (b'{"model": "centre", "prompt": "a", "prompt": "b"}', "has the key 'prompt' twice"),
         (b'{"model": "\xed\xa0\x80"}', "is no text in UTF-8"),
         (b"[]", "must be a JSON object"),
     ):

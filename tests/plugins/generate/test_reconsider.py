@@ -94,13 +94,14 @@ def test_the_second_answer_follows_the_first_and_is_graded_alone(
             tokenizer.encode(first[part], add_special_tokens=False) for part in ("prompt", "text")
         )
         logits = model(input_ids=torch.tensor([prompt_T + said_T])).logits[0]
-        chances = logits[len(prompt_T) - 1 :].double().softmax(dim=-1)
-        literal = -(chances * chances.log()).sum(dim=-1)  # The last one is of the end, if sampled.
-        assert len(row["entropies"]) - len(said_T) in (0, 1)
-        assert row["entropies"] == pytest.approx(
-            literal[: len(row["entropies"])].tolist(), abs=1e-3
-        )
-    assert f"after the cue {CUE!r}:" in done.stdout and "by mean entropy" in done.stdout
+        chances_T = logits[len(prompt_T) - 1 :].double().log_softmax(dim=-1)
+        own = [-float(chances_T[t, token]) for t, token in enumerate(said_T)]
+        end = row["uncertainty"] * (len(own) + 1) - sum(
+            own
+        )  # Of the last token, if that is the end.
+        is_end = float((chances_T[-1] + end).abs().min()) < 1e-2
+        assert is_end or row["uncertainty"] == pytest.approx(sum(own) / len(own), abs=1e-3)
+    assert f"after the cue {CUE!r}:" in done.stdout and "by uncertainty" in done.stdout
     _, _, table = done.stdout.partition("Against the first answers")
     compared = re.search(r"^correct +(\S+) %? +(\S+) %", table, flags=re.MULTILINE)
     assert compared is not None

@@ -40,9 +40,8 @@ def learned(path: Path, examples: Sequence[Example], **how: Any) -> dict[str, to
     names = [name for name, _ in lm.named_parameters()]
     found = Learner(lm, names, max_gradient_norm=1e9, **how)
     measured = {
-        f"{name} {number}": torch.tensor(values)
-        for name, measure in (("logprobs", found.logprobs), ("entropies", found.entropies))
-        for number, values in enumerate(measure(examples))
+        f"logprobs {number}": torch.tensor(values)
+        for number, values in enumerate(found.logprobs(examples))
     }
     found.step(examples, PPO().objective, 0.0, 0.25)
     gradients = {n: p.grad for n, p in lm.named_parameters() if p.grad is not None}

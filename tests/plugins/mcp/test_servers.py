@@ -1,14 +1,20 @@
 """What a server says of itself is checked before a model sees it."""
 
 import re
-import sys
 from typing import Any
 
 import pytest
 from mcp.types import CallToolResult, Tool
 
 from es_cookbook.common.errors import ConfigError, EnvError
-from es_cookbook.plugins.mcp.servers import Server, check_names, checked_tools, commands_in, told
+from es_cookbook.plugins.mcp.servers import (
+    MCPTool,
+    Server,
+    check_names,
+    checked_tools,
+    commands_in,
+    told,
+)
 from es_cookbook.rl.messages.tools import Result
 
 SERVER = Server("python server.py")
@@ -17,6 +23,11 @@ ANYTHING = {"type": "object"}
 
 def tools(*names: str, description: str = "", schema: dict[str, Any] = ANYTHING) -> list[Tool]:
     return [Tool(name=name, description=description, input_schema=schema) for name in names]
+
+
+def parameters_of(tool: MCPTool) -> Any:
+    function: Any = tool.schema["function"]
+    return function["parameters"]
 
 
 def nested(deep: int) -> dict[str, Any]:
@@ -32,9 +43,9 @@ def test_a_tool_is_told_to_a_chat_template_with_the_schema_of_its_server() -> No
     function = {"name": "look_up", "description": "Look.", "parameters": schema}
     assert tool.schema == {"type": "function", "function": function}
     (tool,) = checked_tools(SERVER, tools("now"))
-    assert tool.parameters == {"type": "object", "properties": {}}
+    assert parameters_of(tool) == {"type": "object", "properties": {}}
     (tool,) = checked_tools(SERVER, tools("deep", schema=nested(31)))
-    assert tool.parameters == nested(31)
+    assert parameters_of(tool) == nested(31)
 
 
 @pytest.mark.parametrize(
@@ -45,12 +56,9 @@ def test_a_tool_is_told_to_a_chat_template_with_the_schema_of_its_server() -> No
         (tools("look up"), "the tool 'look up' must have a name of 1 to 128 letters"),
         (tools("\x1b[31m"), r"the tool '\\x1b[31m' must have a name"),
         (tools("t", description="x" * 40_000), "is described in 40,"),
-        (
-            tools("t", schema={}),
-            "has a schema of arguments that must have type 'object', found Non",
-        ),
-        (tools("t", schema={**ANYTHING, "properties": 3}), "is no JSON schema: 3 is not of type"),
-        (tools("t", schema={**ANYTHING, "required": "x\n"}), r"is no JSON schema: 'x\\n' is not"),
+        (tools("t", schema={}), "must have a schema of arguments of type 'object'"),
+        (tools("t", schema={**ANYTHING, "properties": 3}), "with a schema for each of its"),
+        (tools("t", schema={**ANYTHING, "properties": {"x": 3}}), "with a schema for each of its"),
         (tools("t", schema=nested(32)), "is nested more than 64 deep"),
         (tools("t", schema=nested(20_000)), "is nested more than 64 deep"),
     ],
@@ -66,33 +74,7 @@ def test_a_pattern_is_not_compiled_and_an_address_is_not_fetched() -> None:
     for hostile in ({"pattern": "(" * 10_000}, {"$ref": "http://192.0.2.1/schema"}):
         schema = {"type": "object", "properties": {"x": hostile}}
         (tool,) = checked_tools(SERVER, tools("t", schema=schema))
-        assert tool.parameters == schema
-
-
-def test_a_schema_is_checked_in_linear_time() -> None:
-    """32 KiB of schemas took a second and a half, and of types without an order six."""
-    counted = 0
-
-    def count(*_: object) -> None:
-        nonlocal counted
-        counted += 1
-
-    many = {**ANYTHING, "allOf": [{}] * 5000}
-    unordered = {
-        **ANYTHING,
-        "x": {},
-        "properties": {"x": {"type": [{"y": y} for y in range(2000)]}},
-    }
-    sys.setprofile(count)
-    try:
-        list(checked_tools(SERVER, tools("t", schema=many)))
-        assert counted < 500 * 5000
-        counted = 0
-        with pytest.raises(EnvError, match="is no JSON schema"):
-            list(checked_tools(SERVER, tools("t", schema=unordered)))
-    finally:
-        sys.setprofile(None)
-    assert counted < 500 * 2000
+        assert parameters_of(tool) == schema
 
 
 def test_two_tools_of_one_name_are_refused() -> None:
