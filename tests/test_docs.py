@@ -123,11 +123,3 @@ def test_the_floors_are_those_of_the_contract() -> None:
     planned = set(re.findall(r"`(\w+)` \(planned\)", CONTRIBUTING))
     rooms = set[str]().union(*contract.values())
     assert planned == {room for room in rooms - {"__main__"} if not (PACKAGE / room).is_dir()}
-
-
-def test_every_plug_in_has_a_page_and_tests() -> None:
-    page = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
-    told = set(re.findall(r"^\| `(\w+)` \| .* \| \[", page, flags=re.MULTILINE))
-    folders = {path.parent.name for path in (PACKAGE / "plugins").glob("*/__init__.py")}
-    assert told == folders
-    assert all(list((ROOT / "tests/plugins" / name).rglob("test_*.py")) for name in folders)

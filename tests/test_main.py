@@ -117,9 +117,7 @@ def test_a_misspelt_command_is_one_sentence_with_the_nearest_and_code_2(
 
 PRINTING = (
     ("es_cookbook", "--help"),
-    ("es_cookbook.recipes.countdown.train_cli", "--help"),
     ("es_cookbook", "show", str(RUNS[0])),
-    ("es_cookbook", "runs", str(RUNS[0])),
 )
 """Programs that print something and end."""
 
@@ -141,16 +139,3 @@ def test_a_pipe_that_nobody_reads_ends_the_program_without_a_word(
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
-
-
-def test_a_command_ends_well_where_its_stdout_was_taken_away(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from es_cookbook.common.terminal import until_stdout_closes
-
-    closed = (tmp_path / "out").open("w")
-    closed.close()
-    for stdout in (None, closed):
-        with until_stdout_closes():
-            monkeypatch.setattr(sys, "stdout", stdout)
-        monkeypatch.undo()

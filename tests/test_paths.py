@@ -1,10 +1,7 @@
 """What scripts import and documents show keeps its place, or somebody's script breaks."""
 
-import importlib
 import re
 from pathlib import Path
-
-import pytest
 
 from es_cookbook.__main__ import COMMANDS, RECIPES
 from es_cookbook.cli import command_of
@@ -18,51 +15,6 @@ DOCUMENTS = [
     *(path for path in (ROOT / "es_cookbook").rglob("*.py") if path.name != "references.py"),
 ]
 """The changelog and lab notes say what was there on their day, references.py where classes were."""
-
-IMPORTED = {
-    "es_cookbook.runs.config": "MAY_DIFFER recorded_config",
-    "es_cookbook.plugins.sweep": (
-        "Range SweepSettings Value Values refuse_unequal_rollouts run_all sweep"
-    ),
-    "es_cookbook.rl.types": (
-        "Action Datasets Env EnvGroup EnvGroupBuilder GroupReward Logs LostRollout Metrics "
-        "Observation Policy RLDataset RLDatasetBuilder SamplingParams StepResult Trajectory "
-        "TrajectoryGroup Transition"
-    ),
-    "es_cookbook.rl.problem_env": "ProblemEnv",
-    "es_cookbook.rl.prompts": "render_prompt",
-    "es_cookbook.common.cli": "run_cli changed run_with_fields",
-    "es_cookbook.common.names": "Names",
-    "es_cookbook.common.configs": "config_from_json config_to_json load_config",
-    "es_cookbook.common.errors": "ESCookbookError ConfigError DataError EnvError nearest",
-    "es_cookbook.common.seeds": "derive_seed",
-    "es_cookbook.evolution.optimizers.base": "OPTIMIZER_NAMES Optimizer OptimizerBuilder",
-    "es_cookbook.evolution.optimizers.es": "ES",
-    "es_cookbook.population.evaluate": "attempt evaluate",
-    "es_cookbook.population.results": (
-        "bootstrap_interval compare mcnemar paired_bootstrap results_of wilson_interval"
-    ),
-    "es_cookbook.recipes.countdown.dataset": (
-        "CountdownDatasetBuilder CountdownEnv Problem generate_problems solve"
-    ),
-    "es_cookbook.recipes.countdown.train_cli": "BUNDLED_MODEL RECOMMENDED CLIConfig cli main",
-    "tools.bundled.countdown": "Config main",
-    "tools.bundled.countdown_demonstrations": "Config main",
-    "es_cookbook.plugins.gradients.policy_gradient": "Config Expert Group Method PPO main",
-    "es_cookbook.plugins.gradients.sft": "cli main",
-    "es_cookbook.plugins.report.frames": "frames",
-    "es_cookbook.runs.files": "replace_file",
-    "es_cookbook.runs.tracking.curves": "grouped shared_points table",
-    "es_cookbook.plugins.report.plots": "Line draw lines_of",
-    "es_cookbook.runs.tracking.jsonl": "JsonlTrackerBuilder read_metrics",
-}
-"""Module -> the names in it that scripts use."""
-
-
-@pytest.mark.parametrize("module", IMPORTED)
-def test_what_scripts_import_is_there(module: str) -> None:
-    found = importlib.import_module(module)
-    assert [name for name in IMPORTED[module].split() if not hasattr(found, name)] == []
 
 
 def test_every_module_of_the_commands_room_that_can_be_called_is_a_command() -> None:

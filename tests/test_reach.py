@@ -13,15 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
-from es_cookbook import __version__
-
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 LOCK = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-MANY_GPUS = (ROOT / "docs/multi_gpu.md").read_text(encoding="utf-8")
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
@@ -114,56 +111,6 @@ def test_the_extras_that_the_images_install_exist() -> None:
 # --- clusters ------------------------------------------------------------------------------------
 
 
-def block(kind: str, containing: str) -> str:
-    """The block of docs/multi_gpu.md that contains something."""
-    blocks = re.findall(rf"^```{kind}\n(.*?)^```", MANY_GPUS, flags=re.DOTALL | re.MULTILINE)
-    (found,) = [each for each in blocks if containing in each]
-    return found
-
-
-def kubernetes() -> tuple[int, int, str]:
-    spec = yaml.safe_load(block("yaml", "kind: RayJob"))["spec"]
-    (group,) = spec["rayClusterSpec"]["workerGroupSpecs"]
-    (container,) = group["template"]["spec"]["containers"]
-    return (
-        group["replicas"],
-        int(container["resources"]["limits"]["nvidia.com/gpu"]),
-        spec["entrypoint"],
-    )
-
-
-def slurm() -> tuple[int, int, str]:
-    script = block("bash", "#SBATCH")
-    options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", script, flags=re.MULTILINE))
-    gpus = int(options["gpus-per-node"])
-    assert f"--num-gpus={gpus} --" in script
-    return int(options["nodes"]), gpus, script
-
-
-def skypilot() -> tuple[int, int, str]:
-    task = yaml.safe_load(block("yaml", "num_nodes"))
-    assert (ROOT / task["workdir"] / "pyproject.toml").exists()
-    (extra,) = re.findall(r"uv sync --locked --extra (\w+)", task["setup"])
-    assert extra in EXTRAS
-    count = int(task["resources"]["accelerators"].partition(":")[2])
-    return task["num_nodes"], count, task["run"]
-
-
-CLUSTERS = pytest.mark.parametrize(
-    "cluster", [kubernetes, slurm, skypilot], ids=lambda each: each.__name__
-)
-
-
-@CLUSTERS
-def test_a_cluster_has_as_many_gpus_as_its_run_has_engines(cluster: Any) -> None:
-    """That the run's options are accepted, test_docs_commands holds."""
-    machines, gpus, command = cluster()
-    (engines,) = re.findall(r" engine\.num_engines=(\d+)", command)
-    (of_an_engine,) = re.findall(r" engine\.num_gpus=(\d+)", command)
-    assert machines * gpus == int(engines) * int(of_an_engine)
-    assert "behavior_if_log_dir_exists=resume" in command
-
-
 # --- workflows, forms, citation ------------------------------------------------------------------
 
 
@@ -201,10 +148,3 @@ def test_a_release_is_checked_before_it_is_published() -> None:
     text = "\n".join(step.get("run", "") for step in jobs["build"]["steps"])
     assert all(each in text for each in ("__version__", "twine check --strict", "pip check"))
     assert jobs["publish"]["needs"] == "build"
-
-
-def test_the_citation_is_of_this_version() -> None:
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert citation["version"] == __version__
-    assert citation["license"] in PROJECT["license"]
-    assert citation["keywords"][1:] == PROJECT["keywords"][1:]

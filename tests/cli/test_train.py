@@ -120,22 +120,3 @@ def test_recipes_and_rows_are_mixed_by_name(here: Path) -> None:
     (first, *_, last) = read_metrics(here / "mixed/metrics.jsonl")
     assert "test/env/arithmetic/correct" in first
     assert (last["test/problems"], first["data/share/rows"]) == (5.0, pytest.approx(30 / 70))
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (
-            "parts=arithmetc,chat",
-            "dataset.parts.0.dataset=arithmetc: unknown name 'arithmetc': did",
-        ),
-        ("parts=chat,rows", "missing dataset.parts.1.dataset.source=..., dataset.parts.1.dataset"),
-        ("parts=chat,chat parts.1.wight=2", "did you mean 'dataset.parts.1.weight'?"),
-        ("parts=chat parts.3.weight=2", "missing dataset.parts.3.dataset=..."),
-        ("parts.a.dataset=chat", "items of a list are numbered, as in parts.0"),
-        ("parts=", "dataset.parts must be one or more data sets, found none"),
-    ],
-)
-def test_what_is_mixed_wrongly_is_one_sentence(options: str, said: str) -> None:
-    given = [f"dataset.{option}" for option in options.split()]
-    assert said in refused("train", "model_name=model", "dataset=mixture", *given)

@@ -135,21 +135,6 @@ def test_the_key_of_a_judge_goes_only_to_addresses_that_the_user_named(
         assert server.keys == ["Bearer secret"]
 
 
-def test_a_package_that_is_trusted_is_imported_and_its_class_has_to_fit(tmp_path: Path) -> None:
-    run = recorded(tmp_path, dataset={"$class": "tests.fakes:SmallDatasetBuilder"})
-    options = {"log_path": str(run), "output": str(tmp_path / "fork")}
-    with pytest.raises(ConfigError, match="add trust=tests"):
-        fork(Fork(**options), {})
-    fork(Fork(**options, trust=("tests.fakes",)), {})
-    assert type(recorded_config(tmp_path / "fork", ["tests"]).dataset).__name__ == (
-        "SmallDatasetBuilder"
-    )
-    shutil.rmtree(tmp_path / "run")
-    run = recorded(tmp_path, dataset={"$class": "tests.fakes:FakeEngineBuilder"})
-    with pytest.raises(ConfigError, match=r"config\.dataset must be RLDatasetBuilder, found"):
-        fork(Fork(log_path=str(run), output="x", trust=("tests",)), {})
-
-
 CPU = torch.device("cpu")
 
 

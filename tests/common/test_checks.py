@@ -1,15 +1,10 @@
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.evolution.optimizers.adam import Adam
-from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.plugins.quantised.spaces import QuantScales
 
 
 @dataclasses.dataclass
@@ -55,27 +50,7 @@ def test_what_float32_cannot_multiply_or_divide_by_is_refused(value: float, foun
     check_range(Settings(rate=value), "rate", above=0, finite=False)
 
 
-def test_first_of_several_names_out_of_range_is_reported_with_its_prefix() -> None:
-    with pytest.raises(ConfigError, match=r"^engine\.size must be above 0, found -2$"):
-        check_range(Settings(rate=1.0, size=-2), "rate", "size", above=0, prefix="engine.")
-
-
 def test_infinity_may_be_accepted_but_never_nan() -> None:
     check_range(Settings(rate=math.inf), "rate", above=0, finite=False)
     with pytest.raises(ConfigError, match="rate must be above 0, found nan"):
         check_range(Settings(rate=math.nan), "rate", above=0, finite=False)
-
-
-@pytest.mark.parametrize(
-    ("build", "sentence"),
-    [
-        (lambda word: Adam(moments=word), "moments must be element or block, found 'gausian'"),
-        (lambda word: LowRank(noise=word), "noise must be gaussian or rademacher, found 'gausian'"),
-        (lambda word: QuantScales(which=word), "which must be scales or zeros or both, found"),
-    ],
-)
-def test_a_script_that_misspells_a_choice_hears_of_it(
-    build: Callable[[Any], object], sentence: str
-) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        build("gausian")

@@ -72,11 +72,6 @@ def test_options_reach_the_parts_of_the_config() -> None:
     assert (config.num_generations, config.tags) == (3, ("x", "y", "z"))
 
 
-def test_a_part_of_a_part_is_chosen_and_set() -> None:
-    config = run("optimizer.sigma_schedule=cosine", "optimizer.sigma_schedule.final=0.2")
-    assert config.optimizer == ES(sigma=0.005, sigma_schedule=Cosine(final=0.2))
-
-
 def change(config: Config, **given: str) -> Config:
     """As a command that takes options of a config it has just read."""
     seen: list[Config] = []
@@ -134,10 +129,6 @@ def test_options_are_told_from_those_of_another_config() -> None:
     assert seen == [(NeedsModel(model="m"), {"tags": "a=b", "optimizer.sigma": "1"})]
 
 
-def test_wildcards_of_chz_still_work() -> None:
-    assert run("...sigma=0.2").optimizer == ES(sigma=0.2)
-
-
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
@@ -166,14 +157,6 @@ def test_a_mistyped_option_gets_one_sentence_with_the_nearest_and_code_2(
     code, sentence = refused(capsys, argument)
     assert code == 2
     assert said in sentence
-
-
-def test_a_config_that_refuses_itself_gives_its_sentence(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    code, said = refused(capsys, "optimizer.population_size=7")
-    assert code == 1
-    assert said.startswith("optimizer.population_size must be even with antithetic=True,")
 
 
 @pytest.mark.parametrize(
@@ -250,40 +233,6 @@ def test_a_bug_keeps_its_traceback(error: Exception) -> None:
 
     with pytest.raises(type(error)):
         run_cli(main, Config, [])
-
-
-def test_help_lists_every_option_nested_ones_too_with_value_and_doc(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    run_cli(print, Config, ["--help"])
-    page = " ".join(capsys.readouterr().out.split())
-    for entry in (
-        "optimizer=es how it moves [es|adam|",
-        "optimizer.population_size=30 genomes a generation [int]",
-        "optimizer.sigma=0.005 standard deviation",
-        "optimizer.sigma_schedule=none factor on sigma over the run [none|cosine|",
-        "fitness=zscore rewards to fitness [zscore|centred_rank|",
-        "num_generations=10 how long [int]",
-        "log_path=None where to write [str | None]",
-        "if_exists=ask what to do [ask|resume]",
-        "tags=a,b labels [tuple[str, ...]]",
-    ):
-        assert entry in page
-    assert "Train a thing." in page and "This paragraph" not in page
-
-
-def test_help_shows_the_parts_and_values_that_are_chosen(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    argv = ["optimizer.sigma_schedule=cosine", "optimizer.sigma_schedule.final=0.3", "--help"]
-    run_cli(lambda config: pytest.fail(f"ran {config}"), Config, argv)
-    page = " ".join(capsys.readouterr().out.split())
-    assert "optimizer.sigma_schedule=cosine factor" in page
-    assert "optimizer.sigma_schedule.final=0.3 factor just after the last generation" in page
-    run_cli(print, NeedsModel, ["-h"])
-    page = " ".join(capsys.readouterr().out.split())
-    assert "model=(required) which model [str]" in page
-    assert "fitness=None or none [Fitness | None]" in page
 
 
 def test_ctrl_c_in_a_real_process_is_130_without_a_traceback(tmp_path: Path) -> None:

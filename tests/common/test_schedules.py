@@ -13,7 +13,6 @@ from es_cookbook.common.schedules import (
     Schedule,
     Table,
     WarmUp,
-    warmup,
 )
 
 FALLING = [Linear(final=0.25), Cosine(final=0.25), Exponential(final=0.25)]
@@ -50,16 +49,6 @@ def test_falling_schedules_fall_from_1_and_stay_above_final_within_the_run(
 def test_beyond_the_end_the_final_value_is_held(schedule: Schedule) -> None:
     assert schedule(150, 100) == pytest.approx(0.25)
     assert schedule(0, 0) == 1
-
-
-def test_a_table_of_one_point_is_constant() -> None:
-    table = Table(generations=(0,), factors=(0.5,))
-    assert [table(generation, 100) for generation in (0, 10, 99)] == [0.5, 0.5, 0.5]
-
-
-def test_warm_up_begins_above_zero_and_ends_at_1() -> None:
-    assert [warmup(generation, 3) for generation in range(4)] == pytest.approx([1 / 3, 2 / 3, 1, 1])
-    assert warmup(0, 0) == 1
 
 
 def test_schedules_that_cannot_work_are_refused() -> None:

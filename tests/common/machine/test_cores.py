@@ -36,15 +36,6 @@ def _threads(*groups: Collection[int]) -> dict[str, str]:
     return {name.format(cpu): ",".join(map(str, cpus)) for cpus in groups for cpu in cpus}
 
 
-@pytest.mark.parametrize("asked", ["", "0", "2,2", "two"])
-def test_a_variable_that_asks_for_nothing_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, asked: str
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", asked)
-    assert num_cores() == usable_cores(allowed_cpus()) <= (os.cpu_count() or 1)
-    assert core_share() == 1
-
-
 def test_threads_are_at_most_what_omp_num_threads_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert num_cores() == 1
