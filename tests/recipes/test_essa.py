@@ -6,7 +6,6 @@ import chz
 import numpy as np
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 
 from es_cookbook.cli.export import ExportConfig, export
@@ -24,7 +23,6 @@ from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from tests.engines.torch.reference import request, running_engine, sample_all
 from tools.bundled.countdown_demonstrations import main as demonstrate
 from tools.rows.generated import RowsConfig as Demonstrations
 
@@ -92,19 +90,3 @@ async def test_from_fine_tuning_to_an_adapter_that_peft_loads(
     moved = load_file(tmp_path / "out" / "adapter_model.safetensors")
     assert {name: t.shape for name, t in moved.items()} == {n: t.shape for n, t in started.items()}
     assert not any(torch.equal(moved[name], started[name]) for name in moved)
-    space = config(tmp_path, adapter, 1).search_space
-    prompts = [(7 + i % 9, 20, 7 + i % 7, 8, 20, 9, 22, 8, 27) for i in range(40)]
-    async with running_engine(BUNDLED_MODEL, space) as engine:
-        await engine.restore(steps)
-        actions = await sample_all(engine, [request("centre", prompt) for prompt in prompts])
-    model = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out").eval()
-    for prompt, action in zip(prompts, actions, strict=True):
-        with torch.no_grad():
-            logits = model(torch.tensor([[*prompt, *action.tokens_T]])).logits[0]
-        assert tuple(logits[len(prompt) - 1 : -1].argmax(-1).tolist()) == action.tokens_T
-    export(ExportConfig(log_path=str(tmp_path / "whole"), output=str(tmp_path / "m"), merge=True))
-    weights, base = (
-        load_file(path / "model.safetensors") for path in (tmp_path / "m", BUNDLED_MODEL)
-    )
-    changed = {name.split(".")[-2] for name in base if not torch.equal(weights[name], base[name])}
-    assert changed == {"q_proj", "k_proj", "v_proj", "o_proj"}

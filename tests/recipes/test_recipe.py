@@ -42,17 +42,6 @@ def test_every_optimizer_has_the_recipes_population(recipe: str) -> None:
         assert optimizer.population_size == es.population_size
 
 
-def test_a_schedule_of_what_an_optimizer_does_not_have_is_refused(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit):
-        chosen(Countdown, "optimizer=cma", "optimizer.learning_rate_schedule=cosine")
-    assert capsys.readouterr().err == (
-        "unknown option 'optimizer.learning_rate_schedule', which optimizer=cma does not have; "
-        "--help all lists all\n"
-    )
-
-
 COUNTDOWN: Mapping[str, Mapping[str, object]] = {
     "es": {"learning_rate": 0.02},
     "momentum": {"learning_rate": 0.02},

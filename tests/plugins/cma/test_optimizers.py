@@ -71,27 +71,11 @@ def ellipsoid(point: NDArray[np.float64]) -> float:
     return -float(np.sum(scales * (point - 1) ** 2))
 
 
-def turned_ellipsoid(point: NDArray[np.float64]) -> float:
-    """The same with its axes at 45 degrees, two by two: no scaling of parameters helps."""
-    half = len(point) // 2
-    first, second = point[:half] - 1, point[half:] - 1
-    turned = np.concatenate([first + second, first - second]) / np.sqrt(2)
-    return ellipsoid(1 + turned)
-
-
 @both
 def test_they_climb(builder: OptimizerBuilder) -> None:
     optimizer = build(builder, 10)
     assert ellipsoid(last_mean(run(optimizer, ellipsoid, range(250)))) > -1e-5
     assert optimizer.sigma(249) < 0.01
-
-
-def test_full_covariance_pays_where_the_axes_are_turned() -> None:
-    found = [
-        turned_ellipsoid(last_mean(run(build(builder, 10), turned_ellipsoid, range(200))))
-        for builder in BUILDERS
-    ]
-    assert found[0] > -1e-5 > -1e-2 > found[1]
 
 
 @both

@@ -71,14 +71,6 @@ def test_an_offset_is_what_its_singular_value_changes_by(tmp_path: Path) -> None
     assert np.allclose(found_a @ a.T, (found_a @ a.T).T, atol=1e-3)  # the same directions
 
 
-def test_offsets_of_minus_all_singular_values_leave_nothing(tmp_path: Path) -> None:
-    path = write_adapter(tmp_path / "adapter")
-    a, b = stored(path)
-    nothing = of(*(-s for s in singular_values(a) + singular_values(b)))
-    for found in factors_at(build(path), nothing):
-        assert float(found.abs().max()) < 1e-5
-
-
 def test_a_fraction_takes_the_largest(tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "adapter")
     space = build(path, fraction=0.3)

@@ -208,15 +208,6 @@ def test_the_centre_becomes_the_champion_and_the_elite_is_asked_again() -> None:
     assert tell(optimizer, 3, 0.0, 1.0, 2.0, 3.0) == Step(grandchild.terms)
 
 
-def test_another_line_takes_over_from_the_base_on() -> None:
-    optimizer = build(at_chance(3, num_elites=2))
-    (_, first, second) = optimizer.ask(0)
-    tell(optimizer, 0, 0.0, 2.0, 1.0)
-    negated = Term(first.terms[0].seed, -0.5)
-    assert [set(g.terms) for g in optimizer.ask(1)[:2]] == [set(), {negated, *second.terms}]
-    assert tell(optimizer, 1, 1.0, 2.0, 0.0) == Step(second.terms, decay=1.0)
-
-
 def test_ties_move_nothing_and_the_same_parents_have_other_children() -> None:
     optimizer = build(SMALL)
     tell(optimizer, 0, 0.0, 1.0, 2.0, 3.0)

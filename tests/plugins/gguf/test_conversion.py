@@ -120,20 +120,6 @@ def test_a_file_is_converted_once_and_found_by_what_is_in_it(
     assert base_identity(str(copy)) == identity, "the same bits, whenever it is converted"
 
 
-def _flip_as_if_untouched(path: Path) -> None:
-    status, content = path.stat(), bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "flipped, with its old time": _flip_as_if_untouched,
-    "missing": Path.unlink,
-    "one more": lambda path: path.with_name("more.safetensors").write_bytes(b""),
-}
-
-
 def test_two_at_once_convert_a_file_once(
     file: Path, cache: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -274,21 +260,6 @@ def test_metadata_that_the_weights_do_not_bear_out_is_refused(
     with pytest.raises(ModelError, match=sentence):
         converted(remade(file, tmp_path / "bad.gguf", lambda values: values.update(changed)))
     assert not [path for path in cache.glob("*") if path.is_dir()]
-
-
-@pytest.mark.parametrize(
-    ("changed", "sentence"),
-    [
-        ({"gemma3.attention.sliding_window": 0}, "does not say gemma3.attention.sliding_window"),
-        ({"tokenizer.ggml.pre": "qwen2"}, "splits text in the way 'qwen2', which its tokenizer"),
-    ],
-)
-def test_a_window_has_a_size_and_sentencepiece_splits_no_text(
-    changed: dict[str, Any], sentence: str, tmp_path: Path
-) -> None:
-    file = write(make_gguf_model("gemma3", tmp_path / "model"), tmp_path / "model.gguf")
-    with pytest.raises(ModelError, match=sentence):
-        converted(remade(file, tmp_path / "bad.gguf", lambda values: values.update(changed)))
 
 
 def patched(data: bytes, at: int, form: str, *values: int) -> bytes:

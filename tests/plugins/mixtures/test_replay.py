@@ -57,11 +57,3 @@ def test_what_a_problem_is_worth(value: str, expected: dict[str, float]) -> None
     twice = [ProblemResult("a", 0.4, 0.25), ProblemResult("a", 0.4, 0.75)]
     found = Replay(value=value).values([*twice, ProblemResult("b", 0.9, 1.0), lost])  # pyright: ignore
     assert found == expected
-
-
-def test_only_solved_problems_may_be_taken_in_and_those_in_it_are_always_updated() -> None:
-    one = buffer(solved_only=True)
-    one.tell([ProblemResult("a", 0.5, 0.25), ProblemResult("b", 0.4, 0.0)])
-    assert list(one.known) == ["a"]
-    one.tell([ProblemResult("a", 0.1, 0.0), ProblemResult("b", 0.6, 0.5)])
-    assert one.known == {"a": (2, pytest.approx(0.3)), "b": (1, 0.6)}

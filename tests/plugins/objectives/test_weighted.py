@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.plugins.objectives.length import LengthPenalty
 from es_cookbook.plugins.objectives.weighted import Gdpo, normalised
 from es_cookbook.rl.objectives import Outcomes
 
@@ -71,12 +70,6 @@ def test_a_reward_that_no_env_reports_is_answered_with_the_nearest() -> None:
 def test_rewards_that_cannot_be_added_are_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         Gdpo(**options)
-
-
-def test_lengths_move_only_the_reward_itself() -> None:
-    with pytest.raises(ConfigError, match="inner counts the metric 'correct', 'format', on which"):
-        LengthPenalty(inner=Gdpo())
-    LengthPenalty(inner=Gdpo(rewards=("reward", "format")))
 
 
 finite = st.floats(-1e6, 1e6, allow_subnormal=False)

@@ -13,7 +13,7 @@ from es_cookbook.checkpoints.quantised import quantised_checkpoint, quantised_la
 from es_cookbook.common.errors import ModelError
 from tests.families import sampled
 from tests.integration.vllm_models import make_vllm_model
-from tests.quantised_models import ByLibrary, How, quantise, quantise_weight, settings
+from tests.quantised_models import ByLibrary, How, quantise, settings
 
 INT4 = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 32}
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
@@ -101,21 +101,6 @@ def test_what_did_not_move_is_written_as_it_was(
     for name, tensor in before.items():
         assert tensor.dtype == after[name].dtype and torch.equal(tensor, after[name]), name
     assert json.loads((tmp_path / "written/config.json").read_text())["quantization_config"]
-
-
-@pytest.mark.parametrize(("bits", "symmetric"), [(4, False), (8, True)])
-def test_compressed_tensors_own_library_reads_the_same_weight(bits: int, symmetric: bool) -> None:
-    pytest.importorskip("compressed_tensors", reason="it comes with vLLM")
-    from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-
-    how = How("compressed-tensors", bits, 16, symmetric, torch.float32)
-    weight = torch.randn(10, 32, generator=torch.manual_seed(0))
-    stored, numbers = quantise_weight(weight, how)
-    arguments = QuantizationArgs(num_bits=bits, symmetric=symmetric, group_size=16)
-    scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
-    found = PackedQuantizationCompressor.decompress(dict(stored), scheme)["weight"]
-    torch.testing.assert_close(found, numbers, rtol=0, atol=0)
 
 
 def test_its_parameters_are_listed_after_each_quantised_weight(

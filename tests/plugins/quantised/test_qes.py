@@ -100,14 +100,6 @@ def test_the_centre_moves_by_the_recursion_and_is_clipped() -> None:
     assert Centre({NAME: base}, SPACE, 2).restore([Step(terms, rule=rule)]) == fingerprint
 
 
-def test_forgetting_what_left_the_window_changes_little_where_codes_seldom_move() -> None:
-    updates_J = list(np.random.default_rng(0).normal(0, 0.08, (120, 20_000)))
-    everything, window, short = (last_move(updates_J[-j:], 0.9) for j in (120, 50, 5))
-    assert np.mean(everything != 0) > 0.003, "of 20,000 codes some 80 move"
-    assert np.mean(everything != window) < 0.0005, "and less than 10 otherwise"
-    assert np.mean(everything != short) > 0.002, "5 generations would not do"
-
-
 def test_a_step_has_the_window_of_what_was_tried() -> None:
     config = QES(population_size=4, sigma=0.1, learning_rate=0.2, window=2)
     optimizer = config(run_seed=0, num_generations=9, space=SPACE)

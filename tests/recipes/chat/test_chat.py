@@ -4,7 +4,6 @@ from itertools import islice
 
 import pytest
 
-from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.chat.dataset import ChatDatasetBuilder
 from es_cookbook.recipes.chat.problems import (
     FULL_REWARD,
@@ -41,17 +40,6 @@ async def test_gold_answers_earn_everything_and_no_test_problem_is_trained_on(ta
         assert found.metrics["correct"] == found.metrics["well_formed"] == 1
         nothing = grade(task, "", problem)
         assert nothing.reward < FULL_REWARD[task] and nothing.metrics["correct"] == 0
-
-
-@pytest.mark.anyio
-async def test_answers_are_as_long_as_asked_or_as_the_task_needs() -> None:
-    for given, longest in ((None, 16), (48, 48)):
-        dataset = ChatDatasetBuilder(answer_tokens=given, num_train=8, num_test=1)
-        _, (problem,) = await build(dataset, build_tokenizer(ASCII))
-        (env,) = (await problem.make_envs(1)).envs
-        assert (await env.initial_observation()).max_tokens == longest
-    with pytest.raises(ConfigError, match="answer_tokens must be at least 1"):
-        ChatDatasetBuilder(answer_tokens=0)
 
 
 @pytest.mark.parametrize(

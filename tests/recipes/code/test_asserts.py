@@ -48,15 +48,6 @@ async def test_plain_data_goes_both_ways_and_objects_stay(code: str, test: str) 
     assert (await run_asserts(code, [f"assert {test}"]))[0] == (True,)
 
 
-async def test_objects_of_the_code_are_passed_back_to_it() -> None:
-    code = "class Pair:\n  def __init__(s, a): s.a = a\ndef f(pairs): return [p.a for p in pairs]"
-    passed, ran = await run_asserts(
-        code, ["assert f([Pair(1), Pair(2)]) == [1, 2]", "Pair(1).a"], reference=code
-    )
-    assert passed == (True, False)
-    assert "has no attribute 'a'" in ran.stderr
-
-
 async def test_a_reference_says_which_names_count_and_what_the_tests_import() -> None:
     reference = "import math\nfrom os import path\ndef sum(a, b):\n    return a + b\n"
     tests = ["assert sum(10, 15) == 25", "assert math.isclose(sum(1, 2), 3)"]
@@ -64,16 +55,6 @@ async def test_a_reference_says_which_names_count_and_what_the_tests_import() ->
     assert (await run_asserts(right, tests, reference=reference))[0] == (True, True)
     wrong = "def sum(x, y): return 0\nclass math:\n  isclose = lambda a, b: True"
     assert (await run_asserts(wrong, tests, reference=reference))[0] == (False, False)
-
-
-async def test_the_tests_are_not_where_the_code_is() -> None:
-    code = """
-import gc, re
-def f(x):
-    texts = (o for o in gc.get_objects() for o in (o, *gc.get_referents(o)) if isinstance(o, str))
-    return sum(bool(re.match(r"\\w{6} f.41", text)) for text in texts)
-"""
-    assert (await run_asserts(code, ["assert f(41) == 0"]))[0] == (True,)
 
 
 async def test_tests_after_one_that_never_ends_have_failed() -> None:
@@ -148,18 +129,3 @@ def f(x):
     tests = ["assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3"]
     passed, ran = await run_asserts(code, tests)
     assert passed == (True, False, True), ran.stderr
-
-
-async def test_code_is_a_module_in_which_its_classes_are_found() -> None:
-    code = """
-import pickle, typing
-from dataclasses import dataclass
-@dataclass(order=True)
-class Parcel:
-    weight: int
-def heavier(n): return max(Parcel(n), Parcel(1)).weight
-def again(n): return pickle.loads(pickle.dumps(Parcel(n))).weight
-"""
-    tests = ["assert heavier(5) == 5", "assert again(4) == 4"]
-    passed, ran = await run_asserts(f"from __future__ import annotations\n{code}", tests)
-    assert passed == (True, True), ran.stderr

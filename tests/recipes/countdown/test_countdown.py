@@ -1,8 +1,5 @@
 """Countdown: problems, the data set, what answers earn, and the bundled model."""
 
-from pathlib import Path
-
-import datasets
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +17,7 @@ from es_cookbook.recipes.countdown.dataset import (
 )
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Action, Observation
-from tests.recipe_problems import Builders, build, check_second_row_is_named
+from tests.recipe_problems import Builders, build
 from tools.bundled.countdown import CHARACTERS
 from tools.small_model import build_tokenizer
 
@@ -64,36 +61,6 @@ def _env(builder: ProblemGroupBuilder) -> CountdownEnv:
     env = builder.make_env()
     assert isinstance(env, CountdownEnv)
     return env
-
-
-ROWS: list[dict[str, object]] = [
-    {"numbers": [a, b, 2], "target": a * b + 2} for a in range(3, 13) for b in range(a, 13)
-]
-
-
-async def test_parquet_with_the_hub_sets_columns(tmp_path: Path) -> None:
-    path = tmp_path / "hub.parquet"
-    columns = {"nums": [row["numbers"] for row in ROWS], "target": [row["target"] for row in ROWS]}
-    datasets.Dataset.from_dict(columns).to_parquet(path)
-    train, test = await _build(source=str(path))
-    assert len(train) + len(test) == len(ROWS)
-
-
-@pytest.mark.parametrize(
-    ("row", "sentence"),
-    [
-        ({"target": 3}, "field 'numbers' or 'nums' is missing"),
-        ({"numbers": [1, 2], "target": "3"}, "field 'target' must be a whole number, found '3'"),
-        ({"numbers": [1, 1, 1], "target": 99}, "no expression of [1, 1, 1] equals 99"),
-        ({"numbers": [1, 2], "target": 3, "solution": "1-2"}, "its own solution earns 0.1 of 1"),
-        ({"numbers": [1] * 6, "target": 6}, "more than 5 numbers needs a 'solution'"),
-    ],
-)
-async def test_bad_row_is_named_with_file_and_line(
-    tmp_path: Path, row: dict[str, object], sentence: str
-) -> None:
-    given = CountdownDatasetBuilder, build_tokenizer(CHARACTERS), tmp_path / "train.jsonl"
-    await check_second_row_is_named(*given, [ROWS[0], row], sentence)
 
 
 def test_a_problem_has_two_to_four_numbers() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from es_cookbook.recipes.crossword.dataset import CrosswordDatasetBuilder
 from es_cookbook.rl.problem_env import ProblemEnv
-from tests.recipe_problems import build, check_second_row_is_named
+from tests.recipe_problems import build
 from tools.bundled import crossword as warm_start
 from tools.small_model import build_tokenizer
 
@@ -35,24 +35,3 @@ async def test_rows_of_public_sets_are_read_from_files(tmp_path: Path) -> None:
     assert (grade.reward, grade.metrics) == (1, {"correct": 1, "fits": 1, "format": 1})
     grade = await env.graded("<answer>cream</answer>")
     assert (grade.reward, grade.metrics) == (0, {"correct": 0, "fits": 0, "format": 0})
-
-
-@pytest.mark.parametrize(
-    ("row", "sentence"),
-    [
-        ({"clue": "x", "anwser": "owl"}, "field 'answer' is missing; did you mean 'anwser'?"),
-        (
-            {"clue": "x (2,4)", "answer": "owl"},
-            "its answer has 3 letters, its enumeration (2,4) asks for 6",
-        ),
-        (
-            {"clue": "x", "answer": "owl", "enumeration": "three"},
-            "field 'enumeration' must be such as '(3,4)', found 'three'",
-        ),
-    ],
-)
-async def test_a_bad_row_is_named_with_file_and_line(
-    tmp_path: Path, row: dict[str, object], sentence: str
-) -> None:
-    given = CrosswordDatasetBuilder, TOKENIZER, tmp_path / "clues.jsonl"
-    await check_second_row_is_named(*given, [ROWS[0], row], sentence)

@@ -1,8 +1,6 @@
 """Crossword answers: what is the same word, and that mentioning many words earns nothing."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from es_cookbook.common.errors import DataError
 from es_cookbook.recipes.crossword.reward import (
@@ -83,15 +81,6 @@ def test_of_a_long_text_the_end_is_searched() -> None:
     assert shaped(f"{long}<answer>owl</answer>", "owl") == 1
     assert shaped(f"{long}<answer>an owl</answer>", "owl") == 0.25
     assert shaped(f"<think>owl {long}", "owl") == 0
-
-
-@given(st.text(alphabet="owl <answer>/thk&", max_size=60), st.text(max_size=5).filter(canonical))
-def test_rewards_are_between_0_and_1_and_exact_earns_all(text: str, solution: str) -> None:
-    earned, metrics = Crossword()(text, {"answer": solution})
-    exact = metrics["correct"]
-    assert exact in (0, 1)
-    assert exact <= earned <= 1
-    assert earned < 0.28 or exact == 1
 
 
 @pytest.mark.parametrize(

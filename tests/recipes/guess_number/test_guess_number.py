@@ -45,14 +45,6 @@ async def test_a_guess_is_answered_with_where_the_number_is() -> None:
     assert trajectory.reward == pytest.approx(0.5 + 0.5 * metrics["halving"])
 
 
-async def test_after_as_many_guesses_as_halving_needs_it_is_over() -> None:
-    assert PROBLEM.guesses == 5
-    trajectory = await played(["10", "11", "12", "13", "14", "25"])
-    assert trajectory.reward < 0.05
-    assert trajectory.transitions[-1].metrics["correct"] == 0.0
-    assert len(trajectory.transitions) == 5
-
-
 async def test_what_is_no_possible_number_counts_as_a_guess_and_is_told() -> None:
     trajectory = await played(["31", "twenty", "20", "19", "25"])
     seen = [str(TOKENIZER.decode(new_T)) for _, new_T in trajectory.seen]

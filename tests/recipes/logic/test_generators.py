@@ -13,7 +13,6 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.logic import generators
 from es_cookbook.recipes.logic.dataset import LogicEnv
 from es_cookbook.recipes.logic.generators import (
-    EXACT,
     LONGEST_ANSWER,
     REFUSED,
     Problem,
@@ -88,15 +87,6 @@ def test_the_others_are_refused_with_the_reason(task: str) -> None:
     with pytest.raises(ConfigError, match=f"task '{task}' cannot be used: ") as refused:
         check_source(Source(task))
     assert REFUSED[task] in str(refused.value)
-
-
-@pytest.mark.parametrize("task", [task for task in EXACT if task != "game_of_life_halting"])
-def test_what_the_generators_do_themselves_would_evaluate_it(task: str, tmp_path: Path) -> None:
-    path = tmp_path / "evaluated"
-    reasoning_gym.get_score_answer_fn(task)(
-        EVALUATED.format(path=str(path)), dict(made(task, 5)[0].entry)
-    )
-    assert path.exists()
 
 
 @pytest.mark.parametrize(

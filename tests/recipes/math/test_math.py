@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.math.dataset import MathDatasetBuilder, MathEnv, PromptStyle, reward_of
@@ -17,7 +16,7 @@ from es_cookbook.recipes.math.word_problems import (
 )
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.types import Action, Observation
-from tests.recipe_problems import Builders, build, check_second_row_is_named, write_rows
+from tests.recipe_problems import Builders, build, write_rows
 from tools.bundled.math import CHARACTERS
 from tools.small_model import build_tokenizer
 
@@ -67,26 +66,6 @@ async def test_the_three_formats_in_one_file_are_graded_by_their_own_answers(
     }
 
 
-async def test_gsm8k_as_the_hub_has_it_is_tested_on_its_own_test(tmp_path: Path) -> None:
-    for configuration in ("main", "socratic"):
-        for split, rows in (("train", GSM8K[:4]), ("test", GSM8K[4:])):
-            path = tmp_path / "gsm8k" / configuration / f"{split}-00000-of-00001.parquet"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Dataset.from_list(rows).to_parquet(path)
-    patterns = "".join(
-        f"- config_name: {name}\n  data_files:\n  - {{split: train, path: {name}/train-*}}\n"
-        f"  - {{split: test, path: {name}/test-*}}\n"
-        for name in ("main", "socratic")
-    )
-    (tmp_path / "gsm8k" / "README.md").write_text(f"---\nconfigs:\n{patterns}---\n")
-    source = f"{tmp_path}/gsm8k:main"
-    train, test = await _build(source=source, test_source=source)
-    assert [builder.gold for builder in train.builders] == [
-        rf"\boxed{{{n * n}}}" for n in range(36, 40)
-    ]
-    assert [builder.gold for builder in test] == [r"\boxed{1600}", r"\boxed{1681}"]
-
-
 async def test_numbers_need_no_math_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("es_cookbook.plugins.math.reward.find_spec", lambda _: None)
     source = write_rows(tmp_path / "gsm8k.jsonl", GSM8K)
@@ -94,24 +73,6 @@ async def test_numbers_need_no_math_verify(tmp_path: Path, monkeypatch: pytest.M
     assert len(train.builders) + len(test) == len(GSM8K)
     with pytest.raises(ConfigError, match="math-verify, which is not installed"):
         MathDatasetBuilder(grading="math").check()
-
-
-@pytest.mark.parametrize(
-    ("row", "sentence"),
-    [
-        ({"prompt": "?", "target": 3}, "found: prompt, target"),
-        ({"question": "?", "answer": "42"}, "field 'answer' must end in '#### ' and the answer"),
-        ({"question": "?", "answer": "so\n#### "}, "the answer is empty"),
-        ({"question": "?", "answer": "#### many"}, "field 'answer' must be wholly a number"),
-        ({"problem": "?", "solution": "It is 3."}, r"must have the answer in \boxed{}"),
-        ({"problem": "?", "answer": ["1", "2"]}, "field 'answer' must be one answer"),
-    ],
-)
-async def test_a_row_that_cannot_be_used_is_named(
-    tmp_path: Path, row: dict[str, object], sentence: str
-) -> None:
-    given = MathDatasetBuilder, build_tokenizer(CHARACTERS), tmp_path / "train.jsonl"
-    await check_second_row_is_named(*given, [GSM8K[0], row], sentence)
 
 
 @pytest.mark.parametrize(

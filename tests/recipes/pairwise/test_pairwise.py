@@ -23,26 +23,6 @@ def test_no_bundled_addition_was_demonstrated() -> None:
     assert {Problem(each).fold for each in terms} == {"test"}
 
 
-@pytest.mark.parametrize(
-    ("text", "reward", "metrics"),
-    [
-        ("236", 1, (1, 1, 0)),
-        ("225", 0, (0, 1, 1)),
-        ("choose A", 0, (0, 0, 0)),
-        ("236;347+285=225?A", 0, (0, 0, 0)),
-        ("٢٣٦", 0, (0, 0, 0)),
-        ("9" * 100_000, 0, (0, 0, 0)),
-    ],
-)
-def test_what_is_measured_beside_the_win_rate(
-    text: str, reward: float, metrics: tuple[float, float, float]
-) -> None:
-    earned, found = additions.measured(text, {"question": "347+285=", "answer": "236"})
-    assert earned == reward
-    names = ("correct", "well_formed", "forgot_carry")
-    assert tuple(found[name] for name in names) == metrics
-
-
 def test_a_run_of_two_generations_pays_the_win_rate_alone(tmp_path: Path) -> None:
     judge = "dataset.judge.least_mass=0", f"dataset.judge.template={additions.JUDGED}"
     options = *APART, "optimizer.population_size=6", *judge

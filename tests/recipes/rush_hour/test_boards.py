@@ -109,17 +109,3 @@ def test_names_and_mirror_images_mean_nothing(seed: int, size: int, walls: int) 
         assert arrangement(same) == arrangement(board)
     assert mirrored(mirrored(board)) == board
     assert parse_board(str(board)) == board
-
-
-@given(st.integers(0, 10_000), st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3))))
-def test_no_move_changes_the_arrangement(seed: int, choices: list[tuple[int, int]]) -> None:
-    start = board = random_board(random.Random(seed), 5, 1)
-    for index, steps in choices:
-        piece = board.pieces[index % len(board.pieces)]
-        for direction in "><^v":
-            moves = parse_moves(f"{piece.name}{direction}{steps}")
-            assert moves is not None
-            _, board = play(board, moves)
-    assert arrangement(board) == arrangement(start)
-    assert str(board).count("o") == str(start).count("o")
-    assert parse_board(str(board)) == board

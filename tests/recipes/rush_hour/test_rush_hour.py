@@ -16,7 +16,7 @@ from es_cookbook.recipes.rush_hour.dataset import (
 from es_cookbook.recipes.rush_hour.generate import Problem
 from es_cookbook.rl.problem_env import Grade, ProblemGroupBuilder
 from es_cookbook.rl.types import Action, Observation
-from tests.recipe_problems import Builders, build, check_second_row_is_named, write_rows
+from tests.recipe_problems import Builders, build, write_rows
 from tools.bundled.rush_hour import CHARACTERS
 from tools.small_model import build_tokenizer
 
@@ -75,23 +75,6 @@ async def test_rows_are_solved_where_they_bring_no_solution(tmp_path: Path) -> N
     assert golds[0] == "<think>2</think>\n<answer>Bv2,A>2</answer>"
     assert golds[2] == "<think>1</think>\n<answer>A>2</answer>"
     assert [builder.tags for builder in train] == [("easy",)] * 4
-
-
-@pytest.mark.parametrize(
-    ("row", "sentence"),
-    [
-        ({"board": "AAo"}, "field 'board': a board has 3 × 3 to 10 × 10 cells, found 3 cells"),
-        ({"board": "oAA ooo ooo"}, "the target piece is in the last column already"),
-        ({"board": "ooB AAB ooo"}, "no moves solve the board ooBAABooo"),
-        (ROWS[0] | {"solution": "B down 2"}, "field 'solution' must be moves such as 'A>2,Bv3'"),
-        (ROWS[0] | {"solution": "Bv1,A>2"}, "its own solution earns 0."),
-    ],
-)
-async def test_a_bad_row_is_named_with_file_and_line(
-    tmp_path: Path, row: dict[str, object], sentence: str
-) -> None:
-    given = RushHourDatasetBuilder, build_tokenizer(CHARACTERS), tmp_path / "train.jsonl"
-    await check_second_row_is_named(*given, [ROWS[0], row], sentence)
 
 
 # --- rewards -------------------------------------------------------------------------------------

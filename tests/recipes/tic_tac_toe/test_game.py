@@ -9,11 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from es_cookbook.recipes.tic_tac_toe.game import (
-    CELLS,
     EMPTY,
     Tournament,
     best_moves,
-    fold,
     legal_moves,
     mover,
     openings,
@@ -50,19 +48,6 @@ def test_openings_are_drawn_and_no_class_is_in_two_splits() -> None:
     classes = [{symmetry_class(opening) for opening in part} for part in by_fold.values()]
     assert all(not one & other for one, other in itertools.combinations(classes, 2))
     assert all(len(part) >= 20 for part in by_fold.values())
-
-
-@given(st.permutations(list(CELLS)), st.integers(0, 9))
-def test_rotations_and_reflections_are_of_one_class_and_fold(order: list[int], n: int) -> None:
-    position = EMPTY
-    for cell in order[:n]:
-        position = played(position, cell)
-    rows = [position[i : i + 3] for i in (0, 3, 6)]
-    mirrored = "".join(row[::-1] for row in rows)
-    turned = "".join("".join(column) for column in zip(*rows[::-1], strict=True))
-    for image in (mirrored, turned):
-        assert symmetry_class(image) == symmetry_class(position)
-        assert fold(image) == fold(position)
 
 
 @pytest.mark.parametrize(
