@@ -18,7 +18,6 @@ The distribution begins around the base, or in a fork around the last mean of th
 `sigma` and no learned covariance.
 """
 
-import importlib
 import math
 import warnings
 from abc import abstractmethod
@@ -102,19 +101,6 @@ class _OffsetsBuilder(OptimizerBuilder):
         dimension = sum(math.prod(shape) for shape in space.shapes.values())
         return self.of_dimension(run_seed, dimension)
 
-    def need(self) -> None:
-        """Check that the library is there.
-
-        Raises:
-            ConfigError: It is not.
-        """
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                importlib.import_module(self.package)
-        except ImportError as error:
-            what, library = f"optimizer={self.name}", f"the package {self.package}"
-            raise not_installed(what, library, "es-cookbook[cma]") from error
-
 
 class _OffsetsOptimizer(Optimizer):
     """Asks and tells a distribution, which a subclass holds."""
@@ -126,7 +112,11 @@ class _OffsetsOptimizer(Optimizer):
         self._asked: int | None = None
         self._points_G: Sequence[Floats] = ()
         self._mean = np.zeros(dimension)
-        self.start(self._mean)
+        try:
+            self.start(self._mean)
+        except ImportError as error:
+            what, library = f"optimizer={config.name}", f"the package {config.package}"
+            raise not_installed(what, library, "es-cookbook[cma]") from error
 
     @abstractmethod
     def start(self, mean: Floats) -> None:
@@ -242,7 +232,6 @@ class CMA(_OffsetsBuilder):
                 f"{_MATRICES}); at most {MAX_DIMENSION:,} are accepted: take optimizer=sep_cma, or "
                 "select fewer parameters"
             )
-        self.need()
         return _CMAOptimizer(self, run_seed, dimension)
 
 
@@ -322,7 +311,6 @@ class SepCMA(_OffsetsBuilder):
                 "optimizer=sep_cma needs at least 2 parameters, and this search space has "
                 f"{dimension}: take optimizer=cma"
             )
-        self.need()
         return _SepCMAOptimizer(self, run_seed, dimension)
 
 

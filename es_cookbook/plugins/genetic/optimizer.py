@@ -291,7 +291,7 @@ class Genetic(OptimizerBuilder):
         default=0.25, doc="share of an island (of each species), the best, that may breed"
     )
     crossover: Literal["uniform", "union"] = chz.field(
-        default="uniform", doc="of two parents' genes: each as one of them has it, or all of both"
+        default="uniform", doc="uniform: each gene as one parent has it; union: all genes of both"
     )
     crossover_rate: float = chz.field(default=0.25, doc="share of children with two parents")
     max_terms: int = chz.field(

@@ -70,7 +70,7 @@ _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
 def converted(path: Path) -> Path:
-    """The model directory that a GGUF file stands for, from the cache or converted now.
+    """The model directory of a GGUF file, from the cache or converted now.
 
     Raises:
         ModelError: It cannot be read or converted; says why.

@@ -1,4 +1,4 @@
-"""Which GGUF file a model's name stands for: itself, a directory's only one, or one on the Hub."""
+"""The GGUF file of a model name: a file, the only one of a directory, or one on the Hub."""
 
 import os
 import shlex
@@ -25,7 +25,7 @@ class GGUFFiles(Format):
 
 
 def gguf_file(model_name: str) -> Path | None:
-    """The GGUF file that a name stands for, in a directory or the Hub's cache; None for none.
+    """The GGUF file of a model name, in a directory or the Hub's cache; None if it has none.
 
     Raises:
         ModelError: There is no such file, or it is not clear which one is meant.

@@ -134,7 +134,7 @@ class Mixture(RLDatasetBuilder):
     solved_metric: str = chz.field(
         default="correct", doc="Env metric that says whether a rollout solved its problem"
     )
-    seed: int = chz.field(default=0, doc="of the order of the training problems")
+    seed: int = chz.field(default=0, doc="seed of the order of the training problems")
 
     @property
     def members(self) -> tuple[Part, ...]:

@@ -18,7 +18,7 @@ from es_cookbook.rl.types import ProblemResult
 
 @chz.chz
 class Replay:
-    """How much of a batch is replayed, and what."""
+    """Replay of earlier problems."""
 
     fraction: float = chz.field(default=0.25, doc="most of a batch that is replayed")
     capacity: int = chz.field(default=4000, doc="most problems that are remembered")
@@ -57,7 +57,7 @@ class Replay:
 
 
 class ReplayBuffer:
-    """Problems worth another attempt, each known by a text that stands for it.
+    """Problems worth another attempt, each known by its key.
 
     A problem comes back because it is valuable, or because too little is known about it
     (`bounds`). Nothing is random: equals are taken in the order in which they came.
@@ -181,7 +181,7 @@ class Curriculum:
         "f = 1 − s; easy, f = s",
     )
     window: int = chz.field(default=5, doc="generations that count")
-    floor: float = chz.field(default=0.1, doc="of its own share that a kind keeps, above 0")
+    floor: float = chz.field(default=0.1, doc="least factor on the share of a kind, above 0")
 
     @chz.validate
     def _ranges(self) -> None:
@@ -199,7 +199,7 @@ class Filter:
 
     solved_by_all: bool = chz.field(default=True, doc="leave out what every rollout solved")
     solved_by_none: bool = chz.field(default=True, doc="leave out what no rollout solved")
-    generations: int = chz.field(default=10, doc="for how many; then they are tried again")
+    generations: int = chz.field(default=10, doc="number of generations; then they are tried again")
 
     @chz.validate
     def _ranges(self) -> None:

@@ -160,7 +160,7 @@ class LengthPenalty(Objective):
     right_above: float = chz.field(
         default=0.9, doc="answers are right, and should be short, if their reward is above this"
     )
-    inner: Objective = Names(OBJECTIVE_NAMES, default="mean").field("of the adjusted rewards")
+    inner: Objective = Names(OBJECTIVE_NAMES, default="mean").field("objective over them")
 
     @chz.validate
     def _ranges(self) -> None:

@@ -133,7 +133,7 @@ class RewardSchedule(_WeightedMetrics):
         check_weights(self.rewards, start=self.start, final=self.final)
 
     def weights(self, generation: int) -> tuple[float, ...]:
-        """Of each reward in a generation.
+        """Weight of each reward in a generation.
 
         >>> RewardSchedule(start=(1.0, 0.0), final=(0.0, 1.0), over=4).weights(1)
         (0.75, 0.25)

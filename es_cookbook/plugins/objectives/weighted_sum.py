@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 
 def _rewards() -> Iterator[tuple[str, type[Reward]]]:
-    """All that can be imported; who names another is told why it cannot."""
+    """All rewards that can be imported; naming another one reports why it cannot."""
     for name in REWARD_NAMES:
         with contextlib.suppress(ConfigError):
             if name != "sum":

@@ -33,7 +33,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
 
 @chz.chz
 class _OfQuantised(SearchSpaceBuilder):
-    """Of what quantised weights are made of."""
+    """A space over what quantised weights consist of."""
 
     @override
     def select(self, parameters: Sequence[ParameterInfo]) -> list[ParameterInfo]:

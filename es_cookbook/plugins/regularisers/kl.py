@@ -154,8 +154,7 @@ class KLToBase(Regulariser):
                     f"engine's context of {plural(context_length, 'token')}"
                 )
             problems.append(KLProblem(Observation(tokens_T), self.max_tokens))
-        none = f"{self.source}: there are no prompts"
-        return dealt(problems, self.problems_per_generation, derive_seed(run_seed, "kl"), none)
+        return dealt(problems, self.problems_per_generation, derive_seed(run_seed, "kl"))
 
     @override
     def held_out(

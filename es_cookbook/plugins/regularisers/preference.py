@@ -66,6 +66,5 @@ class PreferencePairs(Regulariser):
 
         how = self.chat, self.beta, self.relative_to_base
         problems = load_pairs(self.source, *how, tokenizer, context_length)
-        none = f"{self.source}: there are no preference pairs"
         seed = derive_seed(run_seed, "preference")
-        return dealt(problems, self.problems_per_generation, seed, none)
+        return dealt(problems, self.problems_per_generation, seed)

@@ -20,14 +20,8 @@ def check_texts(source: str, option: str, *names: str) -> None:
             row.text(name)
 
 
-def dealt(problems: Sequence[EnvGroupBuilder], count: int, seed: int, none: str) -> AddedProblems:
-    """So many of the problems in each generation, in an order that follows from the seed.
-
-    Raises:
-        DataError: There are none; says `none`.
-    """
-    if not problems:
-        raise DataError(none)
+def dealt(problems: Sequence[EnvGroupBuilder], count: int, seed: int) -> AddedProblems:
+    """`count` of the problems in each generation, in an order that follows from the seed."""
     return lambda generation, _: [
         problems[i] for i in in_epochs(len(problems), seed, generation * count, count)
     ]

@@ -65,7 +65,7 @@ def draw_problem(rng: random.Random, num_terms: int = 2, num_digits: int = 3) ->
 
 
 def ones_first(number: int) -> str:
-    """The digits of a number from the ones upwards, as one finds them when adding by hand.
+    """The digits of a number from the ones upwards.
 
     >>> ones_first(632)
     '236'
@@ -120,7 +120,7 @@ def question(terms: Sequence[int], style: PromptStyle) -> str:
 
 
 def gold_answer(terms: Sequence[int], style: PromptStyle) -> str:
-    """The answer that earns everything.
+    """The answer that earns the full reward.
 
     >>> gold_answer([347, 285], "compact"), gold_answer([347, 285], "words")
     ('236', '632')

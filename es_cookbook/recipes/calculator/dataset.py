@@ -1,6 +1,6 @@
 """Expressions with three numbers, computed by a tool that knows two: a pocket calculator.
 
-Whoever types from left to right is wrong about `12+34*5`: the product comes first. The results need
+Typing `12+34*5` from left to right gives a wrong result: the product comes first. The results need
 the tool, since a product of two numbers with two digits is more than a small model computes.
 """
 
@@ -153,7 +153,7 @@ class CalculatorDatasetBuilder(GeneratedDatasetBuilder):
         "for a model that reads",
     )
     chat: ChatOptions = built_field(
-        ChatOptions, "how chats go, and where words tell of the tool", max_turns=4
+        ChatOptions, "turns and lengths of chats, and where the tool is described", max_turns=4
     )
 
     @override

@@ -1,4 +1,4 @@
-"""Train a chat model to do what it is told.
+"""Train a chat model to follow instructions.
 
 Instruct models: sums, instructions that a program checks, brief answers, JSON.
 """

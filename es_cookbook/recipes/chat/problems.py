@@ -1,4 +1,4 @@
-"""What a chat model is asked, and how a program grades its answers; nothing is fetched.
+"""Questions for a chat model, and the programs that grade its answers; nothing is fetched.
 
     sums          What is 52 + 18? Answer briefly.
     differences   What is 52 - 18? Answer briefly.
@@ -41,7 +41,7 @@ Task: TypeAlias = Literal[
 _CHAIN_SUM = Source(
     "chain_sum", (("min_terms", 2), ("max_terms", 2), ("min_digits", 1), ("max_digits", 2))
 )
-"""Of reasoning-gym's generators, and so easy, what the chat model half knows."""
+"""The generator and options of reasoning-gym that the chat model half knows."""
 FACTS = Path(__file__).parent / "facts.jsonl"
 LONGEST = 4000
 """Characters of an answer that are looked at."""
@@ -162,7 +162,7 @@ _INSTRUCTIONS: Mapping[str, str] = {
     "last": 'The last word must be "{}".',
     "without": 'Do not use the word "{}".',
 }
-"""What can be asked of a text, several at once; JSON is asked for alone."""
+"""Constraints on a text, several at once; JSON is asked for alone."""
 
 
 def _words_of(text: str) -> list[str]:
@@ -170,7 +170,7 @@ def _words_of(text: str) -> list[str]:
 
 
 def _json_in(text: str) -> dict[str, object] | None:
-    """The object that an answer is, perhaps in a code block; None if it is none."""
+    """The object that an answer is, perhaps in a code block; None for anything else."""
     inside = re.fullmatch(r"```(?:json)?\s*(.*?)\s*```", text, re.DOTALL)
     try:
         found = parsed((inside[1] if inside else text).encode("utf-8", "replace"))

@@ -1,4 +1,4 @@
-"""Train a chat model to do what it is told: sums, instructions, brief answers, JSON.
+"""Train a chat model to follow instructions: sums, constraints, brief answers, JSON.
 
     python -m es_cookbook.recipes.chat.train_cli
     python -m es_cookbook.recipes.chat.train_cli dataset.task=constraints
@@ -31,7 +31,7 @@ ES = {
 
 @chz.chz
 class CLIConfig(RecipeConfig):
-    """Train a chat model to do what it is told with evolution strategies."""
+    """Train a chat model to follow instructions with evolution strategies."""
 
     model_name: str = "HuggingFaceTB/SmolLM2-135M-Instruct"
     dataset: RLDatasetBuilder = built_field(ChatDatasetBuilder)

@@ -267,7 +267,7 @@ async def grade_code(
 async def _run_cases(
     problem: Problem, code: str, limits: Limits | None
 ) -> tuple[list[bool], Ran | None]:
-    """Each case in a sandbox of its own; after one that takes too long the rest have failed."""
+    """Run each case in its own sandbox; after one that times out the rest have failed."""
     passed, ran = [False] * len(problem.cases), None
     for index, (given, expected) in enumerate(problem.cases):
         ran = await run_code(problem.prefix + code, given, limits)

@@ -122,16 +122,12 @@ def evaluate(expression: str) -> tuple[Number, tuple[int, ...]] | None:
 
 
 @chz.chz
-class CountdownReward:
-    """The reward of a Countdown answer: `answer_weight` · correct + `format_weight` · format."""
+class AnswerReward:
+    """The reward of an answer: `answer_weight` · answer + `format_weight` · format."""
 
     answer_weight: float = chz.field(default=0.9, doc="reward of a correct answer")
     format_weight: float = chz.field(
-        default=0.1, doc="reward of the full format, in parts for parts of it"
-    )
-    form: Literal["tags", "paper"] = chz.field(
-        default="tags",
-        doc="tags: share of correct tags; paper: 1 if whole, or 0.1 thought + 0.5 answer",
+        default=0.1, doc="reward of the full format; parts of it earn a share"
     )
 
     @chz.validate
@@ -144,8 +140,15 @@ class CountdownReward:
         return self.answer_weight + self.format_weight
 
 
-PAPER_REWARD = CountdownReward(answer_weight=1.0, format_weight=0.1, form="paper")
-"""As in "Evolution Strategies at Scale" (arXiv 2509.24372)."""
+@chz.chz
+class CountdownReward(AnswerReward):
+    """The reward of a Countdown answer: `answer_weight` · correct + `format_weight` · format."""
+
+    form: Literal["tags", "paper"] = chz.field(
+        default="tags",
+        doc="tags: share of correct tags; paper: 1 if whole, or 0.1 thought + 0.5 answer (as in "
+        "arXiv 2509.24372, with answer_weight=1)",
+    )
 
 
 def grade_countdown(

@@ -142,7 +142,7 @@ class Solution:
 
 
 def solve(numbers: Sequence[int], target: int) -> Solution | None:
-    """The first solution in a fixed order, or None where there is none.
+    """The first solution in a fixed order, or None if there is none.
 
     The order prefers sums to differences, products and quotients, and large numbers to small ones,
     so that a problem has one canonical solution whatever the order of its numbers.
@@ -256,7 +256,7 @@ class CountdownDatasetBuilder(SourcedDatasetBuilder[Problem]):
         doc="compact: for the bundled model; paper: in words, as a chat if the model has one",
     )
     prefill: str = chz.field(default="", doc=PREFILL_DOC)
-    reward: CountdownReward = chz.field(default_factory=CountdownReward, doc="how answers are paid")
+    reward: CountdownReward = chz.field(default_factory=CountdownReward, doc="reward weights")
 
     @chz.validate
     def _ranges(self) -> None:

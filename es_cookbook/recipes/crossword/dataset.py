@@ -64,7 +64,7 @@ class CrosswordDatasetBuilder(RowDatasetBuilder):
         doc="compact: the clue alone; words: with what it is, as a chat if the model has one",
     )
     prefill: str = chz.field(default="", doc=PREFILL_DOC)
-    reward: Crossword = chz.field(default_factory=Crossword, doc="how answers are paid")
+    reward: Crossword = chz.field(default_factory=Crossword, doc="exact or shaped reward")
 
     @override
     def key(self, row: Row) -> str:

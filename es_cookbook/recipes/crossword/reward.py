@@ -1,7 +1,7 @@
 """Crossword answers: compared letter by letter, whatever the accents, the case and the spaces.
 
-The exact reward looks at the first `<answer>` alone, outside of thoughts. The shaped one pays a
-little for an answer that is nearly there, and is built so that mentioning many words earns nothing:
+The exact reward looks at the first `<answer>` alone, outside of thoughts. The shaped one gives
+a little to an answer that is nearly right, and nothing for mentioning many words:
 
     min(1, exact + 0.02 · share of correct tags · stands + 0.25 · contains)
 
@@ -63,7 +63,7 @@ def letters(enumeration: str) -> int:
 
 
 def first_answer(text: str) -> str | None:
-    """The content of the first `<answer>` that a text says; None where there is none."""
+    """The content of the first `<answer>` outside of thoughts; None if there is none."""
     _, opened, rest = spoken(text).partition(ANSWER_OPEN)
     answer, closed, _ = rest.partition(ANSWER_CLOSE)
     return answer if opened and closed else None

@@ -1,8 +1,8 @@
 """Guessing a number as a chat: after each guess the model hears where the number is.
 
-There are just as many guesses as halving what is left needs. So a number is found for certain by
-who halves, and by luck by who does not. Luck tells little of a genome; so half of the reward is for
-how well the guesses halve what is left.
+There are just as many guesses as halving the range needs. Halving always finds the number; other
+guesses find it by luck, which says little about a genome. So half of the reward is for how well the
+guesses halve what is left.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Problem:
 
     @property
     def guesses(self) -> int:
-        """As many as halving needs."""
+        """Number of guesses that halving needs."""
         return (self.high - self.low + 1).bit_length()
 
     @property
@@ -62,7 +62,7 @@ def draw_problem(rng: random.Random) -> Problem:
 
 
 def halving(problem: Problem) -> list[int]:
-    """The guesses of who always halves what is left.
+    """The guesses that always halve what is left.
 
     >>> halving(Problem(10, 30, 25))
     [20, 25]
@@ -85,7 +85,7 @@ def halves(low: int, high: int, guess: int) -> float:
 
 
 def narrowed(low: int, high: int, guess: int, number: int) -> tuple[int, int]:
-    """Between which numbers the number is after a guess that is not it."""
+    """The range that is left after a wrong guess."""
     return (max(low, guess + 1), high) if guess < number else (low, min(high, guess - 1))
 
 
@@ -165,7 +165,7 @@ class GuessNumberDatasetBuilder(GeneratedDatasetBuilder):
     prompt: PromptStyle = chz.field(
         default="compact", doc="compact: for the bundled model; words: for a model that reads"
     )
-    chat: ChatOptions = built_field(ChatOptions, "how chats go")
+    chat: ChatOptions = built_field(ChatOptions, "turns and lengths of chats")
 
     @override
     def generated(

@@ -277,7 +277,7 @@ def _failures(source: Source) -> Generator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Generator[None]:
-    """Nothing printed: generators print dots and warnings of their own."""
+    """Suppress output: generators print dots and warnings."""
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -285,7 +285,7 @@ def _quiet() -> Generator[None]:
 
 @contextlib.contextmanager
 def _limited_memory() -> Generator[None]:
-    """A MemoryError, not an exhausted machine, where an answer stands for gigabytes; on Linux."""
+    """On Linux, raise MemoryError if scoring an answer takes gigabytes."""
     statm = Path("/proc/self/statm")
     if not statm.exists():
         yield

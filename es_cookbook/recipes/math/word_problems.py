@@ -10,7 +10,7 @@ A row has `question` and `answer`; the answer works the problem out and ends in 
 
 Some stories say "more" where one has to subtract. Numbers are whole and at most 99. A problem is
 held out by its numbers: no test problem's numbers, in whatever order, stand in a training problem,
-whatever the seeds. All sentences are made by this project.
+whatever the seeds. All sentences were written for this project.
 """
 
 import dataclasses

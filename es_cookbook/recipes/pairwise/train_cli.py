@@ -5,8 +5,8 @@
     python -m es_cookbook.recipes.pairwise.train_cli --help
 
 Without options it trains the bundled character-level model on bundled additions; no network, no
-GPU. The judge is the frozen base model itself, which judges better than it answers. What is right
-is never paid for: it is measured beside, on held-out problems. A judge of one's own, and questions:
+GPU. The judge is the frozen base model itself, which judges better than it answers. Correctness
+earns nothing: it is only measured, on held-out problems. Another judge, and other questions:
 
     ... dataset.judge=server dataset.judge.model=my-judge dataset.source=questions.jsonl
 """

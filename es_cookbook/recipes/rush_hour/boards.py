@@ -5,7 +5,7 @@ letter a piece. A piece is straight, two or more cells long, and slides along it
 the target: it lies horizontally, and the board is solved when its right end is in the last column.
 
 A move is `<piece><direction><steps>`, a slide of any length: `A>2,Bv3`. The simulator `play` is the
-judge of an answer: whatever is legal and ends solved is right, whoever thought of it.
+judge of an answer: any legal sequence that ends solved is right.
 
 Left out: an exit on another side, pieces of one cell, and boards with more than 26 pieces.
 """

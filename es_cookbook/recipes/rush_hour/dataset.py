@@ -1,8 +1,8 @@
 """Rush Hour as an Env and as a dataset: generated boards, or those of a file or a Hub set.
 
-The judge is the simulator: any legal list of moves that ends solved is right. The shaped reward
-also pays for what comes before that (`grade_rush_hour`): a solution with the fewest moves earns
-all four parts, a longer one all but some of the second, and moves that cannot be read nothing.
+The simulator is the judge: any legal list of moves that ends solved is right. The shaped reward
+also has parts for legal moves and progress (`grade_rush_hour`): a solution with the fewest moves
+earns all four parts, a longer one less of the second, and moves that cannot be read earn nothing.
 
 Rows have `board` and, where known, `solution`. Every board that is used must be solvable: a row's
 own solution is played, and counts as the shortest; without one, the shortest is searched for.
@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError
+from es_cookbook.recipes.countdown.arithmetic import AnswerReward
 from es_cookbook.recipes.rush_hour.boards import (
     Board,
     Move,
@@ -50,26 +51,13 @@ from es_cookbook.rl.types import Observation, Tokenizer
 
 
 @chz.chz
-class RushHourReward:
+class RushHourReward(AnswerReward):
     """The reward of an answer: `answer_weight` · moves + `format_weight` · format."""
 
     moves: Literal["shaped", "solved", "optimal"] = chz.field(
         default="shaped",
         doc="shaped: parts for legal moves and progress; solved or optimal: 1 for that, else 0",
     )
-    answer_weight: float = chz.field(default=0.9, doc="reward of the moves")
-    format_weight: float = chz.field(
-        default=0.1, doc="reward of the full format, in parts for parts of it"
-    )
-
-    @chz.validate
-    def _finite(self) -> None:
-        check_range(self, "answer_weight", "format_weight", at_least=0)
-
-    @property
-    def full(self) -> float:
-        """Reward of an optimal answer in the right form."""
-        return self.answer_weight + self.format_weight
 
 
 def grade_rush_hour(
@@ -91,7 +79,7 @@ def grade_rush_hour(
         text: the answer.
         board: which it is about.
         optimal: how many moves solve it at best.
-        reward: how it is paid.
+        reward: its weights, and what the moves earn.
         prompt_ends_in_think: the prompt already holds the opening `<think>`.
 
     >>> from es_cookbook.recipes.rush_hour.boards import parse_board
@@ -192,7 +180,7 @@ class RushHourDatasetBuilder(SourcedDatasetBuilder[Problem]):
         "the model has one",
     )
     prefill: str = chz.field(default="", doc=PREFILL_DOC)
-    reward: RushHourReward = chz.field(default_factory=RushHourReward, doc="how answers are paid")
+    reward: RushHourReward = chz.field(default_factory=RushHourReward, doc="reward weights")
 
     @chz.validate
     def _ranges(self) -> None:

@@ -6,7 +6,7 @@ What is searched is a small closed world of people, towns and rivers, as sentenc
     river of rudo is mika
 
 Names are two syllables and mean nothing. The world is the same for every seed of a run. A search
-for a town's name alone finds people who live there. Its river is found by who asks for it.
+for a town's name alone finds people who live there; one for `river` and the town finds its river.
 """
 
 import dataclasses
@@ -80,7 +80,7 @@ NUM_PEOPLE, NUM_TOWNS = 2000, 100
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Person:
-    """Somebody, their town, and its river."""
+    """A person, their town, and its river."""
 
     name: str
     town: str
@@ -201,7 +201,7 @@ class SearchDatasetBuilder(GeneratedDatasetBuilder):
         "for a model that reads",
     )
     chat: ChatOptions = built_field(
-        ChatOptions, "how chats go, and where words tell of the tool", max_turns=4
+        ChatOptions, "turns and lengths of chats, and where the tool is described", max_turns=4
     )
 
     @override

@@ -4,8 +4,8 @@
     python -m es_cookbook.recipes.search.train_cli --help
 
 Without options it trains the bundled model of 0.1 million parameters, which knows the tool; no
-network, no GPU. It already answers in good form: what it gains is ability. A model of
-the Hub is told of the tool by its chat template:
+network, no GPU. It already answers in good form: what it gains is ability. A model from
+the Hub reads about the tool in its chat template:
 
     ... model_name=Qwen/Qwen2.5-0.5B-Instruct dataset.prompt=words sampling.max_tokens=96
 """

@@ -1,7 +1,7 @@
 """Games of genomes with each other, as group rewards, and games against fixed opponents.
 
-A rollout is one move, because a game between genomes is nobody's rollout alone: live games would
-wait for ever for a genome that is not resident yet. So all games are played once all rollouts of
+A rollout is one move, because a game between genomes belongs to two rollouts: live games would
+wait forever for a genome that is not resident yet. So all games are played once all rollouts of
 the group have ended (`EnvGroupBuilder.compute_group_rewards`), while the whole population is still
 resident (`asks_genomes`). A move at the opening is the rollout's, each further one is asked for.
 
@@ -122,6 +122,11 @@ class OpeningGroup(EnvGroupBuilder):
     def digests(self) -> tuple[int, ...]:
         return (_digest(self.opening),)
 
+    @override
+    async def check(self, context_length: int) -> None:
+        length = len(self.prompts(self.opening).tokens_T)
+        check_prompt(f"opening {self.opening}", length, context_length)
+
     async def make_envs(self, num_envs: int) -> EnvGroup:
         observation = self.prompts(self.opening)
         return EnvGroup([_OpeningEnv(observation) for _ in range(num_envs)])
@@ -238,7 +243,7 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
         default="compact",
         doc="compact: for the bundled model; words: as a chat if the model has one",
     )
-    seed: int = chz.field(default=0, doc="of the openings' order")
+    seed: int = chz.field(default=0, doc="seed of the openings' order")
 
     @chz.validate
     def _ranges(self) -> None:
@@ -250,8 +255,12 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
         prompts = functools.partial(shown, tokenizer, self.prompt)
         train = [OpeningGroup(opening, prompts, self.draw) for opening in openings("train")]
         test_P = self._held_out_games(prompts)
-        dataset = _OpeningsDataset(train, self.problems_per_generation, self.seed)
-        return Datasets(dataset, test_P)
+        if len({prompts(each.opening).tokens_T for each in train}) < len(train):
+            raise DataError(
+                "the model's tokenizer makes the same tokens of several openings; try "
+                "dataset.prompt=words"
+            )
+        return Datasets(ProblemDataset(train, self.problems_per_generation, self.seed), test_P)
 
     def _held_out_games(self, prompts: Shown) -> list[ProblemGroupBuilder]:
         """With the same seeds for every run: they compare."""
@@ -266,22 +275,3 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
                 # Without a name an evaluation numbers it.
                 found.append(ProblemGroupBuilder(make_env, "", contents=(_digest(opening),)))
         return found
-
-
-class _OpeningsDataset(ProblemDataset[OpeningGroup]):
-    """Openings in an order that follows from a seed."""
-
-    @override
-    async def validate(self, context_length: int) -> None:
-        """Check that prompts fit, and that no two openings are the same to the model."""
-        openings_of: dict[tuple[int, ...], str] = {}
-        for builder in self.builders:
-            tokens_T = builder.prompts(builder.opening).tokens_T
-            name = f"opening {builder.opening}"
-            check_prompt(name, len(tokens_T), context_length)
-            if tokens_T in openings_of:
-                raise DataError(
-                    f"{name}: the model's tokenizer makes the same tokens of it as of "
-                    f"{openings_of[tokens_T]}; try dataset.prompt=words"
-                )
-            openings_of[tokens_T] = name

@@ -4,7 +4,7 @@
     python -m es_cookbook.recipes.tic_tac_toe.train_cli --help
 
 Without options it trains the bundled character-level model, which often overlooks that a move wins
-or must block; no network, no GPU. Nobody shows it a better player: it only meets its like.
+or must block; no network, no GPU. It learns from games between its own genomes alone.
 """
 
 from pathlib import Path

@@ -24,11 +24,6 @@ def test_the_normal_distribution_function_of_the_z_score() -> None:
     )
 
 
-def test_lengths_that_are_all_the_same_are_in_the_middle() -> None:
-    assert normalised_fractions(np.array([7.0, 7.0, math.nan])).tolist()[:2] == [0.5, 0.5]
-    assert np.isnan(normalised_fractions(np.array([math.nan]))).all()
-
-
 @given(reward=share, strength=share, f=share, g=share)
 def test_longer_costs_the_right_and_pays_the_wrong(
     reward: float, strength: float, f: float, g: float

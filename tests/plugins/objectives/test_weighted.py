@@ -38,13 +38,6 @@ def test_the_formula_on_literals() -> None:
     assert found == pytest.approx(np.array(expected))
 
 
-def test_attempts_are_averaged_before_genomes_are_compared() -> None:
-    attempts = [[[0.0, 1.0], [1.0, 1.0]]]
-    assert Gdpo(rewards=("a",))(of(attempts, a=attempts)).tolist() == [[-1.0, 1.0]]
-    lost = [[[NAN, 1.0], [0.0, 1.0]]]
-    assert Gdpo(rewards=("a",))(of(lost, a=lost)).tolist() == [[1.0, -1.0]]
-
-
 def test_a_reward_that_a_problem_does_not_have_adds_nothing_there() -> None:
     rewards = [[[0.0], [1.0]], [[0.0], [1.0]]]
     only_first = [[[0.0], [1.0]], [[NAN], [NAN]]]

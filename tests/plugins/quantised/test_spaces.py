@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.centre import Centre
-from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.noise import Part, noise
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.full_rank import FullRank
@@ -144,12 +144,3 @@ def test_a_part_of_the_codes_changes_as_it_does_in_the_whole(
     part = torch.zeros(bottom - top, right - left)
     space.add_terms_("a.codes", part, terms, Part((top, bottom), (left, right), 300))
     assert torch.equal(part, whole[top:bottom, left:right])
-
-
-def test_many_steps_at_once_are_the_same_as_one_after_the_other() -> None:
-    base = {"a.codes": torch.randint(0, 16, (100, 300), dtype=torch.uint8)}
-    steps = [Step((Term(i, 0.2), Term(100 + i, -0.1))) for i in range(5)] + [Step(decay=1.0)]
-    centre = Centre(base, codes_space(), 1)
-    fingerprints = [centre.apply(step) for step in steps]
-    assert Centre(base, codes_space(), 2).restore(steps[:-1]) == fingerprints[-2]
-    assert centre.fingerprint() == Centre(base, codes_space(), 1).fingerprint()

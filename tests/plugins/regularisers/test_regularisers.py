@@ -178,7 +178,6 @@ async def test_rows_are_gone_through_as_a_function_of_the_generation(
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        ([], "there are no preference pairs"),
         (
             [{"prompt": "a", "chosn": "b", "rejected": "c"}],
             "line 1: field 'chosen' is missing; did you mean 'chosn'",

@@ -5,17 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.recipes.alignment.train_cli import PAIRS, CLIConfig
+from es_cookbook.recipes.alignment.train_cli import PAIRS
 from es_cookbook.recipes.conciseness.train_cli import PROMPT, QUESTIONS
-from tests.recipe_problems import APART, parsed, short_run
+from tests.recipe_problems import APART, short_run
 
 pytestmark = pytest.mark.anyio
-
-
-def test_the_pairs_are_the_recipes_own_or_none() -> None:
-    preference = CLIConfig().preference
-    assert preference is not None and preference.source == str(PAIRS)
-    assert parsed(CLIConfig, "preference=None").preference is None
 
 
 def rows() -> list[dict[str, str]]:

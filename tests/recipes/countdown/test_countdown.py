@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.countdown.arithmetic import (
     CountdownReward,
     evaluate,
@@ -61,11 +60,6 @@ def _env(builder: ProblemGroupBuilder) -> CountdownEnv:
     env = builder.make_env()
     assert isinstance(env, CountdownEnv)
     return env
-
-
-def test_a_problem_has_two_to_four_numbers() -> None:
-    with pytest.raises(ConfigError, match="num_numbers must be one or more of 2, 3 and 4"):
-        CountdownDatasetBuilder(num_numbers=(3, 7))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from es_cookbook.recipes.search.dataset import (
     BM25,
     SearchEnv,
     chat_of,
-    index,
     people,
     search,
 )
@@ -47,11 +46,3 @@ async def test_asking_for_the_river_finds_it_and_the_town_alone_does_not() -> No
     for trajectory in (right, careless):
         metrics = trajectory.transitions[-1].metrics
         assert (metrics["well_formed"], metrics["tool_calls"], metrics["turns"]) == (1.0, 2.0, 3.0)
-
-
-def test_every_person_is_found_by_name_and_every_river_by_its_town() -> None:
-    assert len({person.name for person in people()}) == 2000
-    for person in people()[::20]:
-        assert index().search(person.name, 1) == [person.sentence]
-        found = index().search(f"river {person.town}", 1)
-        assert found == [f"river of {person.town} is {person.river}"]
