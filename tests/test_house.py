@@ -276,7 +276,6 @@ RUNS_WHAT_IT_READS = {
     # Names from a config, after they were checked; names that are written in the package.
     "es_cookbook.common.trust": {"importlib.import_module"},
     "es_cookbook.plugins.play.play": {"importlib.import_module"},
-    "es_cookbook.plugins.cma.optimizers": {"importlib.import_module"},
     "es_cookbook.cli": {"importlib.import_module"},
     "es_cookbook": {"importlib.import_module"},
 }
