@@ -52,7 +52,7 @@ class ExportConfig(RecordedAt):
 
 
 def export(config: ExportConfig) -> str:
-    """Write the export, and return what is to be said about it.
+    """Write the export, and return a message about it.
 
     Raises:
         ConfigError: The output is there already, or these options do not go with this run.
@@ -109,7 +109,7 @@ def _check_options(config: ExportConfig, replay: "Replay") -> None:
 
 
 def main(config: ExportConfig) -> None:
-    """Export, and say what was written.
+    """Export, and print what was written.
 
     Raises:
         KeyboardInterrupt: It was stopped; there is no output.

@@ -67,7 +67,7 @@ class RunOrModel(RecordedAt):
 
 @chz.chz
 class Answering:
-    """What of a run answers, and on which engine; used with `RecordedAt`."""
+    """Which genome of a run answers, and on which engine; used with `RecordedAt`."""
 
     genome: int | Literal["centre", "base"] = chz.field(
         default="centre", doc="what answers: centre, base, or the index of a genome"
@@ -78,7 +78,7 @@ class Answering:
 
 
 def new_output(name: str, log_path: str = "") -> Path:
-    """Where a command writes, which must not be there yet, nor in the run that it reads.
+    """The output path of a command; it must not exist, nor be in the run that is read.
 
     Raises:
         ConfigError: It is there already, its parent is not, or it is in the run directory.
@@ -109,7 +109,7 @@ def recipe_config(recipe: str) -> "type[Config]":
 
 
 def recipe_defaults(recipe: str) -> "Config":
-    """The run that the recipe's command makes without options.
+    """The Config of the recipe's command without options.
 
     Raises:
         ConfigError: There is no such recipe.

@@ -27,7 +27,7 @@ class Resume(Recorded):
 
 
 def main(resume: Resume, fields: dict[str, str]) -> None:
-    """Train on, with these fields of the run's Config, and say in one line what it brought."""
+    """Continue training with these fields of the Config, and print the result in one line."""
     log_path = Path(resume.log_path)
     check_has_config(log_path)
     with locked(log_path) as recorded:

@@ -47,7 +47,7 @@ _SAMPLING = functools.partial(SamplingParams, stop=None)
 
 @chz.chz
 class TrainConfig(Config):
-    """Train on rows of data, asked by a template and scored by a function."""
+    """Train on rows of data: a prompt template and a reward function."""
 
     dataset: RLDatasetBuilder = chz.field(
         meta_factory=DATASETS, doc="training and held-out problems"
@@ -58,7 +58,7 @@ class TrainConfig(Config):
 
 
 def main(config: TrainConfig) -> None:
-    """Train, and say in one line what it brought."""
+    """Train, and print the result in one line."""
     train_and_tell(config, config.dataset.label, BEGAN)
 
 
@@ -73,7 +73,7 @@ def cli() -> None:
 def with_sizes(options: Sequence[str]) -> list[str]:
     """Options with the names of the sizes that are free in place of `size=auto`, the default.
 
-    Whoever says for how many generations, and not for how long, has decided on the time as well.
+    If `num_generations` is given without `minutes`, the length of the run is not chosen either.
 
     >>> with_sizes(["eval_every=3", "size=none"])
     ['eval_every=3', 'size=']

@@ -2,14 +2,13 @@
 
 Options are chz's: `name=value`, nested with dots, in any order (`engine=torch
 optimizer.learning_rate=5e-4`), or in a file (`config=run.yaml`). chz builds the config. This module
-adds sentences that say what is wrong with an option and what would be right, a help page, and what
-a config class declares for its users: a field whose values need no name (`UNNAMED`),
-`common_options`, the ones that `--help` shows, and `whole_options`, a class method that returns
-options with others in place of short ones and of presets.
+adds error messages that name the nearest valid option, a help page, and what a config class may
+declare: a field whose values need no name (`UNNAMED`), `common_options`, which `--help` shows, and
+`whole_options`, a class method that expands short names and presets.
 
-Exit codes: 0 done, 1 a mistake that the run found (one sentence on stderr), 2 an option that is not
-one, 130 Ctrl-C or SIGTERM, 141 stdout was closed by its reader. An unforeseen error keeps its
-traceback: that is a bug.
+Exit codes: 0 success, 1 a mistake found by the run (one sentence on stderr), 2 an invalid option,
+130 Ctrl-C or SIGTERM, 141 stdout was closed by its reader. An unexpected error keeps its traceback:
+it is a bug.
 """
 
 import contextlib
@@ -71,7 +70,7 @@ def run_cli(
 ) -> None:
     """Build a chz config from the command line (`argv`, this process's if None) and run `main`.
 
-    `config` is its class, or a config that options change: what is not given stays as it is there.
+    `config` is its class, or a config whose values are the defaults of the options.
 
     Raises:
         SystemExit: With the exit code, unless all went well.
@@ -85,7 +84,7 @@ def run_with_fields(
     more_help: str,
     argv: Sequence[str] | None = None,
 ) -> None:
-    """The same for a command that takes options of a run's Config, too; `main` gets them as typed.
+    """`run_cli` for a command that also takes options of a run's Config; `main` gets them as typed.
 
     Raises:
         SystemExit: With the exit code, unless all went well.
@@ -118,13 +117,13 @@ def _run(
 
 
 def sigterm_interrupts() -> contextlib.AbstractContextManager[None]:
-    """Inside, SIGTERM raises `KeyboardInterrupt`, as Ctrl-C does: what was begun is cleaned up."""
+    """Inside, SIGTERM raises `KeyboardInterrupt`, as Ctrl-C does, so that cleanup runs."""
     return handled((signal.SIGTERM,), signal.default_int_handler)
 
 
 @contextlib.contextmanager
 def mistakes_exit() -> Generator[None]:
-    """Inside, a mistake that the user can correct ends the program with its sentence on stderr.
+    """Inside, a mistake that the user can correct ends the program with one sentence on stderr.
 
     Raises:
         SystemExit: With the exit code, unless all went well.
@@ -152,7 +151,7 @@ def _say_last(sentence: str) -> None:
 
 
 def arguments(argv: Sequence[str] | None = None) -> list[str]:
-    """What was typed (`argv`, this process's if None), options of `config=FILE` before all others.
+    """What was typed (`argv`, this process's if None); options of `config=FILE` come first.
 
     Raises:
         OptionError: A word is not text.
@@ -168,7 +167,7 @@ def arguments(argv: Sequence[str] | None = None) -> list[str]:
 
 
 def typed_options(words: Sequence[str], config: object) -> dict[str, str]:
-    """Options by path; several values of the field without a name are one, with commas.
+    """Options by path; several values of the unnamed field are joined by commas.
 
     Raises:
         OptionError: A word is not an option.
@@ -202,9 +201,9 @@ def typed_options(words: Sequence[str], config: object) -> dict[str, str]:
 def split_options(
     given: Mapping[str, str], config: object
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Options of a config, and all others, for `changed`.
+    """Split options into those of a config and all others, which are for `changed`.
 
-    What is behind a name that is a text, as in `second.seed` of a `second: str`, is another's.
+    If a field is a string, as `second: str`, then `second.seed` is not an option of this config.
     """
     own: dict[str, str] = {}
     others: dict[str, str] = {}
@@ -217,9 +216,9 @@ def split_options(
 
 
 def changed(config: _Config, given: Mapping[str, str]) -> _Config:
-    """A config with some of its options changed, as a user types them; only inside `run_cli`.
+    """A config with some options changed, as typed; only inside `run_cli`.
 
-    A part keeps its class unless that is what changes; a new class has its own defaults.
+    A part keeps its class unless the class changes; a new class has its own defaults.
     """
     return built(type(config), given, config)
 
@@ -227,9 +226,9 @@ def changed(config: _Config, given: Mapping[str, str]) -> _Config:
 def built(
     config_class: type[_Config], given: Mapping[str, str], config: _Config | None = None
 ) -> _Config:
-    """A config of a class from options as a user types them; only inside `run_cli`.
+    """Build a config from options as typed; only inside `run_cli`.
 
-    What is not given is as in `config`, or has the class's defaults.
+    Options that are not given have the values of `config`, or the class's defaults.
 
     Raises:
         OptionError: An option is unknown, is missing, or has a value that its field cannot have.
@@ -264,7 +263,7 @@ def _whole(config_class: type, given: Mapping[str, str]) -> Mapping[str, str]:
 def _described(
     config_class: type, given: Mapping[str, str], config: object | None
 ) -> "tuple[chz.Blueprint[object], Mapping[str, Option]]":
-    """What chz builds a config of, and its options.
+    """The blueprint from which chz builds a config, and its options.
 
     Raises:
         OptionError: A field cannot have the value that is given.
@@ -277,9 +276,9 @@ def _described(
     blueprint.apply(typed, layer_name="command line")
     try:
         options = options_of(blueprint)
-    except ESCookbookError:  # Of a value's own reader.
+    except ESCookbookError:  # From a field's own parser.
         raise
-    except ValueError as error:  # Of chz, which reads the number of an item.
+    except ValueError as error:  # From chz, which parses the number of an item.
         raise OptionError(f"items of a list are numbered, as in parts.0: {error}") from error
     except InvalidBlueprintArg as error:
         found = _UNFIT.match(str(error))
@@ -315,16 +314,16 @@ def _left_out(options: Mapping[str, Option]) -> Generator[str]:
 
 
 def _stays(path: str, value: object, given: Mapping[str, str]) -> bool:
-    """Whether a value of a config stays where these options are given."""
+    """Whether a value of a config is kept when these options are given."""
     is_replaced = any(f"{path}.".startswith(f"{other}.") for other in given)
     is_inside = any(other.startswith(f"{path}.") for other in given)
     return not is_replaced and (isinstance(value, type) or not is_inside)
 
 
 def _hint(path: str, options: Mapping[str, Option], known: Sequence[str]) -> str:
-    """What an unknown option may stand for: of the same part, or else one that is spelled alike.
+    """A suggestion for an unknown option: a field of the same part, or one that is spelled alike.
 
-    Parts that are left out have so many fields that only one of the same name is meant.
+    Fields of parts that are left out are suggested only if they have the same name.
     """
     part, _, name = path.rpartition(".")
     if part in options and options[part].part:
@@ -340,10 +339,10 @@ def _hint(path: str, options: Mapping[str, Option], known: Sequence[str]) -> str
 
 
 def _located(sentence: str, part: str, fields: Sequence[str]) -> str:
-    """What the class of a part says of its fields, with the part's name before it.
+    """An error message of a part's class, with the part's path before the name of the field.
 
-    A class does not know where it stands in a config. Its sentences begin with a field, bare or
-    behind the name that its part usually has.
+    A class does not know its path in the config. Its messages begin with the name of a field, alone
+    or after the usual name of its part.
     """
     bare = re.sub(r"^(\w+\.)*", "", sentence)
     if part and re.split(r"\W", bare, maxsplit=1)[0] in fields:
@@ -352,15 +351,13 @@ def _located(sentence: str, part: str, fields: Sequence[str]) -> str:
 
 
 def help_page(config: object, given: Mapping[str, str], everything: bool = True) -> str:
-    """Options with the value they have now, their one-line doc, and what they accept.
-
-    Without `everything`, only those that are set often, if the class says which, and those of a
-    part that is chosen.
+    """The options with their current values, one-line docs, and what they accept.
 
     Args:
-        config: a class, or a config whose values they are.
+        config: a class, or a config.
         given: options of it.
-        everything: whether to show all options.
+        everything: whether to show all options, not only the class's `common_options` and those of
+            a part that is chosen.
     """
     config_class = config if isinstance(config, type) else type(config)
     typed, given = given, _whole(config_class, given)

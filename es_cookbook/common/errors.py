@@ -89,7 +89,7 @@ class ServerError(ESCookbookError, OSError):
 
 
 def with_notes(error: _Error, of: BaseException | None) -> _Error:
-    """The error with the notes of another, of which its sentence tells."""
+    """Copy the notes of another error, whose message this error repeats."""
     for note in getattr(of, "__notes__", ()):
         error.add_note(note)
     return error
@@ -105,14 +105,14 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 _MOST_FRAMES = 6
-"""Shown of each end of a long traceback."""
+"""Frames shown at each end of a long traceback."""
 
 
 def own_frames(trace: str) -> str:
-    """The part of a traceback that is of the user's own files, as far as the first exception goes.
+    """The frames of the first exception of a traceback that are in the user's own files.
 
-    Neither this package's frames nor those of libraries, which say nothing of what is wrong; empty
-    if there are no others. Of an endless recursion, the first frames and the last.
+    Frames of this package and of libraries are left out. Of an endless recursion, the first and the
+    last frames are shown.
     """
     first = re.split(r"\n\n(?:The above exception|During handling) ", trace, maxsplit=1)[0]
     frames = re.finditer(r'^ +File "(.+)", line .*\n(?:    .*\n)*', first + "\n", re.MULTILINE)
@@ -132,7 +132,7 @@ def not_installed(what: str, package: str, install: str) -> ConfigError:
 
 
 def other_format(found: object, read: int) -> str:
-    """A clause for a file that is of another version of its format, None where it says none.
+    """A clause for a file with another format version; None if it names no version.
 
     >>> other_format(2, 1)
     'it has format version 2, and this es_cookbook reads 1'
@@ -161,7 +161,7 @@ def serving(what: str) -> Generator[None]:
 
 
 _MOST_NAMES, _LONGEST_NAME = 100, 200
-"""In a list of what is accepted, which may be of a stranger's file."""
+"""Limits for a list of accepted names, which may come from a stranger's file."""
 
 
 def nearest(name: str, accepted: Iterable[str]) -> str:
@@ -179,7 +179,7 @@ def nearest(name: str, accepted: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str, accepted: Iterable[str]) -> str:
-    """A clause to end a sentence with where listing all that is accepted would be too long.
+    """A clause for the end of a sentence, if a list of all accepted names would be too long.
 
     >>> did_you_mean("sigma", ["seed", "optimizer.sigma"])
     "; did you mean 'optimizer.sigma'?"

@@ -31,7 +31,7 @@ LONGEST_LINE = 16 * 2**20
 ANY_SIZE = 2**62
 """For files that are read piece by piece: histories, rollouts, weights."""
 MOST_VALUES = 2**21
-"""Of a text in JSON, an object counted as four; as Python's objects they take 100 MB."""
+"""Values in a JSON text, an object counted as four; as Python objects they take 100 MB."""
 _SAFE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _KINDS = {
@@ -42,7 +42,7 @@ _KINDS = {
 }
 
 PARTIAL_SUFFIX = ".partial"
-"""Ends the name of a file or directory that is being written; one that is left may be deleted."""
+"""Suffix of a file or directory that is being written; a leftover may be deleted."""
 
 
 def fsync(path: Path) -> None:
@@ -97,7 +97,7 @@ def opened(path: Path, most: int, within: Path | None) -> BinaryIO:
 
 
 def read_file(path: Path, most: int, within: Path | None) -> bytes:
-    """The content of a file, as `opened` opens it; no more of one that grows meanwhile."""
+    """The content of a file, opened by `opened`; bytes appended meanwhile are not read."""
     with opened(path, most, within) as file:
         return file.read(os.fstat(file.fileno()).st_size)
 
@@ -151,10 +151,10 @@ def lines(file: BinaryIO, most: int = LONGEST_LINE) -> Iterator[bytes]:
 
 
 def parsed(text: bytes, most_values: int = MOST_VALUES) -> object:
-    """JSON of strangers, which takes neither the memory nor the stack.
+    """Parse JSON from strangers, with limits on values and nesting.
 
     Raises:
-        ValueError: It is no JSON, or more than that; says what.
+        ValueError: It is invalid, or exceeds the limits.
     """
     check_values(text, most_values)
     try:
@@ -189,7 +189,7 @@ def strict_json(text: str, *, halves: bool = True) -> object:
         halves: strings may hold half a character, which JSON can write and UTF-8 cannot.
 
     Raises:
-        ValueError: It is something else; a half-sentence that says of it what is wrong.
+        ValueError: It is invalid; a clause that says why.
     """
     try:
         found = json.loads(text, parse_constant=_no_number)
@@ -208,7 +208,7 @@ def _no_number(name: str) -> None:
 
 
 def in_whole_characters(text: str, found: object) -> object:
-    r"""What was found in a JSON text; it can be written again.
+    r"""Return what was found in a JSON text, if it can be written again.
 
     Raises:
         ValueError: A string holds half a character, as `\ud800` in the text.

@@ -180,10 +180,7 @@ def is_screen(stream: TextIO) -> bool:
 
 
 def choose(question: str, answers: Sequence[str], at_end: str) -> str:
-    """Ask until the answer is one of these, or its first letter.
-
-    At the end of the input the answer is `at_end`.
-    """
+    """Ask until the answer is one of these, or its first letter; `at_end` at the end of input."""
     print(question)
     prompt = ", ".join(f"[{word[0]}]{word[1:]}" for word in answers) + "? "
     by_letter = {word[0]: word for word in answers}
@@ -261,7 +258,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def show_bytes(number: float) -> str:
-    """With the largest unit that leaves a whole part: 1.50 KiB."""
+    """A size in the largest unit of which there is at least one: 1.5 KiB."""
     for unit in ("B", "KiB", "MiB"):
         if number < 1024:
             return f"{number:.{0 if unit == 'B' else 1}f} {unit}"

@@ -35,7 +35,7 @@ _EFFICIENCY = 0.4
 _WORTH_IT = 1.25
 """How much more must be done with slower cores too: each thread reads the model's weights again."""
 _IGNORED = 0.25
-"""Part of a core in a quota that is no thread's."""
+"""Fraction of a core in a quota that is not worth a thread."""
 
 
 def num_cores() -> int:
@@ -113,7 +113,7 @@ def _within_quota(count: int, root: Path) -> int:
 
 
 def _numbers(path: Path) -> set[int]:
-    """Those of a list such as "0,4-7"; none if the file is missing or holds something else."""
+    """The numbers in a list such as "0,4-7"; empty if the file is missing or invalid."""
     try:
         spans = [part.split("-") for part in path.read_text("utf-8").strip().split(",")]
         return {n for span in spans for n in range(int(span[0]), int(span[-1]) + 1)}
@@ -122,7 +122,7 @@ def _numbers(path: Path) -> set[int]:
 
 
 def _performance_cores() -> int | None:
-    """Of Apple's processors, whose other cores do a third as much; None if it is unknown."""
+    """Apple's performance cores (the others are a third as fast); None if unknown."""
     asked = ["/usr/sbin/sysctl", "-n", "hw.perflevel0.physicalcpu"]
     try:
         told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=5).stdout

@@ -1,11 +1,11 @@
 """Child processes: each leads a group, which is ended as a whole.
 
-All processes of the package start here: sandboxes, graded workers, programs, MCP servers, runs of a
-sweep, pipelines of data. A child has a session of its own, so Ctrl-C is not for it, and whatever it
-starts is in its group. Where Linux's `setpriv` is installed, a child is killed if this process
-dies; where `choom` is, also before this process if memory runs out.
+All processes of the package start here: sandboxes, graders, programs, MCP servers, runs of a sweep.
+A child has a separate session, so Ctrl-C does not reach it, and whatever it starts is in its group.
+If Linux's `setpriv` is installed, a child is killed when this process dies; with `choom`, the
+kernel also ends it before this process if memory runs out.
 
-Left out: a child that leaves its group. That takes a sandbox (`es_cookbook.rl.grading.sandbox`).
+Left out: a child that leaves its group. That needs a sandbox (`es_cookbook.rl.grading.sandbox`).
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _BYTES_KEPT = 4096
 _LINES_SHOWN = 5
 _SECONDS_TO_CLOSE = 1.0
-"""For an output that a process outside the group holds open."""
+"""For an output that is held open by a process outside the group."""
 
 
 def started(
@@ -42,7 +42,7 @@ def started(
     descriptors: Sequence[int] = (),
     outlives: bool = False,
 ) -> "subprocess.Popen[bytes]":
-    """Start a process that needs no event loop.
+    """Start a process without an event loop.
 
     Args:
         command: the program and its arguments.
@@ -50,7 +50,7 @@ def started(
         output: where standard output and error go; None for this process's standard error.
         environment: its variables; None for those of this process.
         descriptors: that it inherits.
-        outlives: it is not killed if this process dies, because it ends by itself.
+        outlives: do not kill it when this process dies, because it ends by itself.
     """
     return subprocess.Popen(
         [*(() if outlives else dying_first()), *command],
@@ -70,14 +70,14 @@ def kill_group(pid: int) -> None:
 
 
 class Process(asyncio.SubprocessProtocol):
-    """A process on the event loop, whose output is heard piece by piece.
+    """A process on the event loop, with callbacks for its output.
 
-    asyncio's streams are not used: with them a process has not ended before all that hold its
-    outputs open have.
+    asyncio's streams are not used: with them a process does not count as ended while another
+    process holds its outputs open.
 
     Args:
-        hear: takes what it writes to standard output, and returns whether it may go on.
-        hear_error: the same of standard error, whose end is kept in any case.
+        hear: called with standard output; returns whether the process may continue.
+        hear_error: the same for standard error, the end of which is kept in any case.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Process(asyncio.SubprocessProtocol):
         hear_error: Callable[[bytes], bool] | None = None,
         descriptors: Sequence[int] = (),
     ) -> "Process":
-        """Start one, with these variables, which inherits these descriptors.
+        """Start a process with these environment variables and inherited descriptors.
 
         Raises:
             OSError: It cannot be started.
@@ -134,7 +134,7 @@ class Process(asyncio.SubprocessProtocol):
         self._has_ended.set()
 
     def write(self, data: bytes, *, close: bool = False) -> int:
-        """Write to its standard input; returns how many bytes it has not yet read."""
+        """Write to its standard input; returns the number of bytes it has not read yet."""
         stdin = cast(asyncio.WriteTransport, self._transport.get_pipe_transport(_STDIN))
         if not stdin.is_closing():
             stdin.write(data)
@@ -144,12 +144,12 @@ class Process(asyncio.SubprocessProtocol):
         return unread
 
     async def exited(self) -> None:
-        """Wait until it has ended by itself; what it left in its group is killed."""
+        """Wait until it has ended by itself; then kill what is left of its group."""
         await self._has_ended.wait()
         self.kill()
 
     async def wait(self) -> None:
-        """Wait until it has ended by itself, and all that it wrote was heard."""
+        """Wait until it has ended by itself and all of its output was received."""
         await self.exited()
         with anyio.move_on_after(_SECONDS_TO_CLOSE):
             await self._is_silent.wait()
@@ -172,11 +172,11 @@ class Process(asyncio.SubprocessProtocol):
 
     @property
     def exit_code(self) -> int | None:
-        """As Python reports it, -n after signal n; None while it runs."""
+        """The exit code, -n after signal n; None while it runs."""
         return self._transport.get_returncode()
 
     def how(self) -> str:
-        """How it has ended, in words, and the last lines of its standard error."""
+        """A clause about how it ended, and the last lines of its standard error."""
         lines = self._kept.decode(errors="replace").strip().splitlines()[-_LINES_SHOWN:]
         lines = [printable(line)[:200] for line in lines]
         said = "".join((f": {lines[-1]}", *(f"\n  {line}" for line in lines))) if lines else ""
@@ -184,7 +184,7 @@ class Process(asyncio.SubprocessProtocol):
 
 
 def how_ended(code: int) -> str:
-    """What an exit code says, as Python reports it, in words.
+    """A clause about an exit code.
 
     >>> how_ended(3), how_ended(-9)
     ('ended with exit code 3', 'was ended by SIGKILL')
@@ -195,10 +195,10 @@ def how_ended(code: int) -> str:
 
 
 def command_of(text: str, option: str) -> tuple[str, ...]:
-    """A program and its arguments, as a user types them.
+    """Split a command line as typed into a program and its arguments.
 
     Raises:
-        ConfigError: There is none, or it cannot be run.
+        ConfigError: The program is missing or cannot be run.
     """
     try:
         found = tuple(shlex.split(text))
@@ -217,13 +217,13 @@ def command_of(text: str, option: str) -> tuple[str, ...]:
 
 @functools.cache
 def dying_first() -> Sequence[str]:
-    """The beginning of a command that dies with this process, and before it if memory runs out."""
+    """Prefix of a command that is killed with this process, and before it if memory runs out."""
     ways = ("setpriv", "--pdeathsig", "KILL", "--"), ("choom", "-n", "1000", "--")
     return [word for way in ways if _works(way) for word in way]
 
 
 def _works(way: Sequence[str]) -> bool:
-    """Whether commands start that way here: a container may not let them."""
+    """Whether this prefix works here; containers may forbid it."""
     try:
         return subprocess.run([*way, "true"], capture_output=True).returncode == 0
     except OSError:

@@ -1,4 +1,4 @@
-"""Spans of time, of which a profile consists: a track, what it did, and from when to when.
+"""Time spans for profiles: a track, what it did, and from when to when.
 
 Engines and samplers report to a `Spans`. In a run without a profile it is `NO_SPANS`, which
 discards them, so that callers need no condition.

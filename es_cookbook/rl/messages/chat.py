@@ -26,9 +26,9 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError, ModelError
-from es_cookbook.common.machine.kept import Kept
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.messages.encoder import Controls, behind, framed, inside
+from es_cookbook.rl.messages.kept import Kept
 from es_cookbook.rl.messages.message import (
     Form,
     Message,

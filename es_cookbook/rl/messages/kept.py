@@ -1,7 +1,7 @@
-"""What was made and may be asked for again, of a limited size together.
+"""A cache with a limit on the total size of its values.
 
-`functools.lru_cache` limits how many values are kept, and not what they take: a chat that somebody
-sends may have a hundred characters or a million.
+`functools.lru_cache` limits the number of values, not their size: a chat may have a hundred
+characters or a million.
 """
 
 import threading
@@ -14,7 +14,7 @@ V = TypeVar("V")
 
 
 class Kept(Generic[K, V]):
-    """Values by key; those that were not asked for the longest go first. Threads may share it.
+    """Values by key; the least recently used go first. Threads may share it.
 
     >>> kept = Kept[str, str](most=10)
     >>> for name, size in (("a", 4), ("b", 4), ("a", 4), ("c", 4), ("d", 11)):
@@ -23,7 +23,7 @@ class Kept(Generic[K, V]):
     (['A', None, 'C', None], 8)
 
     Args:
-        most: of the sizes of all values together, in whatever unit they are given.
+        most: total size of all values, in the unit in which sizes are given.
     """
 
     def __init__(self, most: int) -> None:
@@ -35,7 +35,7 @@ class Kept(Generic[K, V]):
         return Kept, (self._most,)
 
     def get(self, key: K) -> V | None:
-        """The value; None where it is not kept."""
+        """The value; None if it is not kept."""
         with self._lock:
             if key not in self._values:
                 return None
@@ -43,7 +43,7 @@ class Kept(Generic[K, V]):
             return self._values[key][0]
 
     def keep(self, key: K, value: V, size: int) -> None:
-        """Keep a value, unless it is larger than all may be."""
+        """Keep a value, unless it alone is larger than `most`."""
         with self._lock:
             if key in self._values:
                 self.size -= self._values.pop(key)[1]
@@ -56,7 +56,7 @@ class Kept(Generic[K, V]):
                 self.size -= gone
 
     def of(self, key: K, make: Callable[[], V], size: Callable[[V], int]) -> V:
-        """The value, which is made if it is not kept."""
+        """The value; it is made if it is not kept."""
         found = self.get(key)
         if found is None:
             found = make()
