@@ -14,7 +14,7 @@ choices of k. Both use all n attempts, so n above k lowers their variance; with 
 or 1, the noisiest estimate there is. Attempts must differ to be useful: temperature above 0.
 
 Pitfall: the pass@k policy gradient has advantages for the tokens of solved and failed attempts.
-They sum to zero over the attempts at a problem, so as one genome's fitness they are no signal. An
+They sum to zero over the attempts at a problem, so as one genome's fitness they carry no signal. An
 evolution strategy needs a genome's own pass@k, compared with other genomes'.
 
 Left out: a score from fewer than k attempts. It would be biased towards failure just where rollouts
@@ -89,7 +89,7 @@ class Outcomes:
 def outcomes(
     groups_P: Sequence[TrajectoryGroup], generation: int = 0, solved_T: Sequence[float] = ()
 ) -> Outcomes:
-    """Groups as arrays."""
+    """The outcomes of groups, as arrays."""
     rewards_P_G_K = np.array([group.rewards_G_K for group in groups_P], dtype=np.float64)
     tokens_P_G_K = np.full(rewards_P_G_K.shape, np.nan)
     metrics: dict[str, NDArray[np.float64]] = {}
@@ -149,7 +149,7 @@ class Objective(ABC):
 
     @property
     def counted(self) -> Sequence[str]:
-        """Env metrics that it counts in place of the rewards, none by default."""
+        """Env metrics that it uses instead of rewards; none by default."""
         return ()
 
     @property
@@ -159,7 +159,7 @@ class Objective(ABC):
         return any(isinstance(part, Objective) and part.follows_results for part in parts)
 
     def metrics(self, outcomes: Outcomes) -> Metrics:
-        """Numbers to report of a generation, `objective/...`; by default none."""
+        """Metrics `objective/...` of a generation; by default none."""
         del outcomes
         return {}
 
@@ -255,20 +255,20 @@ class PassAtK(MaxOfK):
 
 @chz.chz
 class AnswerSource(ABC):
-    """Which answers genomes score in place of giving their own."""
+    """The answers that genomes score instead of sampling."""
 
     attempts: int = chz.field(doc="answers of the centre to each problem of a batch")
 
     @abstractmethod
     def sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """How the centre answers, where the run samples like this.
+        """The centre's sampling parameters, given the run's.
 
         Raises:
             ConfigError: It cannot.
         """
 
     def check(self, batch_P: Sequence[EnvGroupBuilder]) -> None:
-        """Refuse problems that have no such answers, before any is attempted.
+        """Refuse problems without such answers, before any is attempted.
 
         Raises:
             DataError: Names the problem.
@@ -298,7 +298,7 @@ def check_goes_with(
     attempts: int,
     others: Mapping[str, bool],
 ) -> None:
-    """Refuse settings of answers that genomes do not give, or the centre gives otherwise.
+    """Refuse options that a surrogate cannot use.
 
     `others` are options, and whether they are set.
 

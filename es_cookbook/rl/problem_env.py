@@ -39,7 +39,7 @@ from es_cookbook.rl.types import (
 _MAGIC = b"es_cookbook digests of training problems 1\n"
 _DIGEST = np.dtype("<u8")
 NEWLINE = ("\n",)
-"""What ends answers to plain prompts with examples of one line (`usual_stop`)."""
+"""Ends answers to plain prompts with examples of one line (`usual_stop`)."""
 
 
 class Grade(StepResult):
@@ -226,7 +226,7 @@ def with_gold(
 
     Args:
         asked: any problem.
-        use: what of a gold answer the user asked for; follows "which" in the sentence.
+        use: what the gold answer is needed for; follows "which" in the sentence.
 
     Raises:
         DataError: It has none; names the problem.
@@ -238,7 +238,7 @@ def with_gold(
 
 
 def check_prompt(name: str, length: int, context_length: int) -> None:
-    """Refuse a prompt of so many tokens if nothing is left of the context for an answer.
+    """Refuse a prompt that leaves no room in the context for an answer.
 
     Raises:
         DataError: Names the problem.
@@ -252,7 +252,7 @@ def check_prompt(name: str, length: int, context_length: int) -> None:
 
 
 def told_stop(sampling: SamplingParams, problems_P: Sequence[EnvGroupBuilder]) -> str:
-    """What to say of where answers end, if problems say so and the sampling parameters do not."""
+    """A sentence about where answers end, if the problems decide it; else nothing."""
     found = {getattr(problem, "usual_stop", ()) for problem in problems_P}
     if sampling.stop is not None or found != {NEWLINE}:
         return ""
@@ -271,7 +271,7 @@ def digest_of(content: str | Sequence[int]) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrainedOn:
-    """What a run trains on: digests of all its problems, sorted, each once.
+    """The problems that a run trains on, as sorted unique digests.
 
     Enough to say which problems of an evaluation are not held out. A problem has a digest of its
     own content and, where it is known, of its prompt (`EnvGroupBuilder.digests`); two that share
@@ -289,7 +289,7 @@ class TrainedOn:
         return TrainedOn(np.unique(np.array([*itertools.chain(*found_P)], np.uint64)))
 
     def and_of(self, other: "TrainedOn") -> "TrainedOn":
-        """All that the one or the other has."""
+        """The union of both."""
         return TrainedOn(np.union1d(self.digests, other.digests))
 
     def overlap(self, digests_P: Iterable[tuple[int, ...]]) -> int | None:
@@ -298,12 +298,12 @@ class TrainedOn:
         return sum(not known.isdisjoint(each) for each in found_P) if all(found_P) else None
 
     def encode(self) -> bytes:
-        """A line that says what it is, then 8 bytes for each digest, little end first, sorted."""
+        """A header line, then 8 bytes per digest, little-endian, sorted."""
         return _MAGIC + self.digests.astype(_DIGEST).tobytes()
 
     @staticmethod
     def decode(data: bytes) -> "TrainedOn | None":
-        """What `encode` made; None of anything else."""
+        """The inverse of `encode`; None for any other data."""
         found = data.removeprefix(_MAGIC)
         if len(found) == len(data) or len(found) % _DIGEST.itemsize:
             return None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_SHOWN = 8
-"""Unknown characters that are named."""
+"""Number of unknown characters that are named."""
 PREFILL_DOC = "text after the chat template, with which every answer begins: '<think>'"
 
 
@@ -89,11 +89,11 @@ def _chat(
 
 
 _told: "weakref.WeakKeyDictionary[Tokenizer, set[tuple[str, bool]]]" = weakref.WeakKeyDictionary()
-"""Names of control tokens that a user was told of, in plain text or in chats."""
+"""Names of control tokens that the user was warned of, in plain text or in chats."""
 
 
 def _tell_control(tokenizer: Tokenizer, question: str, is_chat: bool) -> None:
-    """Say that a question names a control token, or has been put into the template before."""
+    """Warn about a control token in a question, which may already be a rendered chat."""
     name, told = Controls.of(tokenizer).named_in(question), _told.setdefault(tokenizer, set())
     if name is None or (key := (name, is_chat)) in told:
         return
@@ -109,7 +109,7 @@ def _tell_control(tokenizer: Tokenizer, question: str, is_chat: bool) -> None:
 
 
 _characters: "weakref.WeakKeyDictionary[Tokenizer, set[str]]" = weakref.WeakKeyDictionary()
-"""Those that a tokenizer was asked about."""
+"""Characters that were checked with a tokenizer."""
 
 
 def _tell_unknown(tokenizer: Tokenizer, text: str) -> None:

@@ -1,6 +1,6 @@
-"""Regularisers: further terms of the objective, with problems of their own and a weight.
+"""Regularisers: weighted terms of the objective with separate problems.
 
-A regulariser adds problems of its own to every batch, the same for all genomes. A genome's total
+A regulariser adds problems to every batch, the same for all genomes. A genome's total
 score is its score on the batch plus weight times its mean reward on these, each minus the mean over
 the genomes (`evolution.fitness.Added`). So the offset of a regulariser's reward does not matter: a
 value that all genomes share, such as the centre's KL, has no effect.
@@ -34,7 +34,7 @@ class Regulariser(ABC):
     """Builds the problems of one regulariser."""
 
     weight: float = chz.field(
-        doc="of its mean reward, relative to the batch's; 0: only its metrics are measured"
+        doc="weight of its mean reward relative to the batch's; 0: only measure its metrics"
     )
     problems_per_generation: int = chz.field(default=8, doc="its problems in a batch, at most")
 
@@ -52,7 +52,7 @@ class Regulariser(ABC):
         return
 
     def trained_on(self, tokenizer: Tokenizer) -> Iterable[tuple[int, ...]]:
-        """Digests of the problems of which it tells what is right, as of a training set's."""
+        """Digests of problems whose right answers it uses, as for a training set."""
         del tokenizer
         return ()
 

@@ -1,6 +1,6 @@
 """One rollout, turn by turn until the Env is done; and aggregates over many rollouts.
 
-An Env is the user's code, so everything that it hands over is checked here, once, before it can
+An Env is the user's code, so everything that it returns is checked here, once, before it can
 reach an engine or a mean: a wrong type, a NaN reward or an observation without tokens is an
 `EnvError` that names the Env and what was found. The caller decides what follows from a failure (in
 `es_cookbook.population.sampler` only that rollout is lost).
@@ -47,11 +47,11 @@ from es_cookbook.rl.types import (
 MAX_STEPS = 10_000
 """An Env that takes more steps than this has no end."""
 REPORTED = "reported/"
-"""Before the key of a metric's mean: over how many answers it is, if not over all."""
+"""Prefix of a metric's key for the number of answers in its mean, if not all."""
 _DECIMALS = 4
-"""Of what is recorded of a problem."""
+"""Decimals of the results that are recorded per problem."""
 _LONGER = 2
-"""Times as long as the gold answer a first line may be, and so many characters beside."""
+"""A first line may be this many times as long as the gold answer, plus `_BESIDE` characters."""
 _BESIDE = 12
 
 
@@ -121,7 +121,7 @@ def check_measured(who: str, reward: object, metrics: object, logs: object) -> N
 
 
 def check_metrics(who_must: str, metrics: object) -> None:
-    """Refuse metrics that are no finite numbers by name, as `who_must` give them.
+    """Refuse metrics that are not finite numbers by name; `who_must` begins the sentence.
 
     Raises:
         EnvError: Says what was found.
@@ -230,7 +230,7 @@ def env_metrics(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
 
 
 def rollout_metrics(group: TrajectoryGroup, g: int, k: int) -> Metrics:
-    """What one rollout that finished reported, itself and by its group reward."""
+    """The metrics of a finished rollout: its own and those of its group reward."""
     trajectory = group.trajectories_G_K[g][k]
     own = _mean_over_steps(trajectory) if isinstance(trajectory, Trajectory) else {}
     if group.group_rewards_G_K is None:

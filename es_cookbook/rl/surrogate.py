@@ -56,7 +56,7 @@ _Weighted: TypeAlias = tuple[float, Sequence[tuple[tuple[int, ...], tuple[int, .
 
 _SCORED = "surrogate=gold has genomes score; leave surrogate out"
 NOTHING = Observation((0,))
-"""What an Env observes that asks its policy for no answer; no policy sees it."""
+"""The observation of an Env that samples nothing; no policy sees it."""
 
 
 @chz.chz
@@ -74,7 +74,7 @@ class Surrogate(AnswerSource):
 
     @override
     def sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """Its own distribution, whose gradient is meant."""
+        """Temperature 1 without top-p: the gradient is that of the whole distribution."""
         if sampling.temperature not in (0.0, 1.0) or sampling.top_p != 1:
             raise ConfigError(
                 f"sampling.temperature={sampling.temperature:g} sampling.top_p={sampling.top_p:g}: "
@@ -143,7 +143,7 @@ class GoldAnswers(AnswerSource):
 
 
 def group_weights(rewards_K: Sequence[float], *, normalise: bool) -> list[float]:
-    """Rewards less their mean, over their (population) standard deviation if `normalise`.
+    """Rewards minus their mean, divided by their (population) standard deviation if `normalise`.
 
     >>> group_weights([0.0, 1.0, 0.0, 1.0], normalise=False)
     [-0.5, 0.5, -0.5, 0.5]
@@ -183,7 +183,7 @@ class _AnswersEnv(Env):
 
 
 def learned_spans(answer: Example) -> Iterator[tuple[int, int]]:
-    """Where the tokens that count begin and end; the first token of all never does.
+    """The spans of tokens with a loss; the first token never has one.
 
     >>> list(learned_spans(Example((5, 6, 7, 8, 9), (True, True, False, True, True))))
     [(1, 2), (3, 5)]
@@ -213,7 +213,7 @@ class AnswersProblem(EnvGroupBuilder):
         return False
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
-        """Envs that score them; the tokens are cut once for all."""
+        """Envs that score the answers; spans are computed once."""
         answers: list[_Weighted] = []
         for each in self.answers:
             tokens_T = each.tokens_T

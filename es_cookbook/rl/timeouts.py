@@ -33,9 +33,9 @@ from es_cookbook.rl.types import Env, EnvGroup, EnvGroupBuilder
 WARN_AFTER = 5.0
 """Seconds for which the event loop is blocked before the warning."""
 _CHECKS = 8
-"""Within a time-out: an Env is cancelled at most an eighth of it late."""
+"""Checks per time-out: an Env is cancelled at most an eighth of it late."""
 _LOOKS = 4
-"""Within `warn_after`."""
+"""Looks of the thread per `warn_after`."""
 _LONGEST_INTERVAL = 1.0
 """Seconds between two checks, at most."""
 
@@ -47,7 +47,7 @@ _clock: "contextvars.ContextVar[Clock | None]" = contextvars.ContextVar("clock",
 
 @contextlib.contextmanager
 def clock_stopped() -> Generator[None]:
-    """Inside, the clock of the current rollout, if there is one, stands still."""
+    """Inside, the clock of the current rollout, if any, is stopped."""
     clock = _clock.get()
     if clock is None:
         yield
@@ -61,7 +61,7 @@ def clock_stopped() -> Generator[None]:
 
 @contextlib.asynccontextmanager
 async def in_turn(kind: str, at_once: int) -> AsyncGenerator[None]:
-    """Limit how many of a kind run at a time on this event loop; the clock stops in the queue."""
+    """Limit concurrency per kind on this event loop; the clock stops while waiting."""
     release = await turn(kind, at_once)
     try:
         yield
@@ -70,7 +70,7 @@ async def in_turn(kind: str, at_once: int) -> AsyncGenerator[None]:
 
 
 async def turn(kind: str, at_once: int) -> Callable[[], None]:
-    """The same for work that outlives the caller; returns the function that ends the turn."""
+    """Like `in_turn`, for work that outlives the caller; returns the function that ends it."""
     limiters = _limiters.get({})
     _limiters.set(limiters)
     limiter = limiters.setdefault((kind, at_once), anyio.CapacityLimiter(at_once))
@@ -144,7 +144,7 @@ class Watch:
             clock.cancel_if_stopping()
 
     def time(self) -> float:
-        """The time by which clocks run: it stands still while the event loop is late."""
+        """The time of clocks, which is stopped while the event loop is blocked."""
         return min(time.perf_counter(), self._check_at) - self._late
 
     def started(self) -> float:
@@ -164,7 +164,7 @@ class Watch:
         return self.time()
 
     def _check(self) -> None:
-        """Cancel what is overdue, and come here again after an interval."""
+        """Cancel what is overdue, and schedule the next check."""
         now = time.perf_counter()
         self._late += max(now - self._check_at, 0.0)
         self._check_at = now + self._interval
@@ -246,13 +246,13 @@ class Clock:
             self._spent_before_turn = self._spent + self.watch.time() - self._since
 
     def wait(self) -> None:
-        """Stop: the engine has control now. Waits may overlap; each ends with `go_on`."""
+        """Stop while the engine has control. Waits may overlap; each ends with `go_on`."""
         self._num_waiting += 1
         if self._num_waiting == 1:
             self._spent += self.watch.stopped() - self._since
 
     def go_on(self) -> None:
-        """One wait is over."""
+        """End one wait."""
         self._num_waiting -= 1
         if self._num_waiting == 0:
             self._since = self.watch.started()

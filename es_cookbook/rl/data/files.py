@@ -28,7 +28,7 @@ UNREADABLE = (
     *(TypeError, LookupError),  # Of a table whose description of its columns is damaged.
 )
 BATCH = 1000
-"""Rows that are taken out of a table at a time: as Python's objects they take many times more."""
+"""Rows converted at a time: Python objects take many times a table's memory."""
 
 Tables: TypeAlias = Iterable[Any]
 """Tables or batches of pyarrow."""
@@ -55,7 +55,7 @@ def file_rows(path: Path) -> Iterator[Row]:
 def reading(
     where: str, errors: Callable[[], tuple[type[Exception], ...]] = lambda: UNREADABLE
 ) -> Generator[None]:
-    """Inside, these errors of readers become a sentence."""
+    """Inside, errors of readers become a `DataError`."""
     try:
         yield
     except DataError:
@@ -116,7 +116,7 @@ def _row(where: str, fields: object) -> Row:
 
 
 def tables_of(path: Path) -> Tables:
-    """A file's, one after the other."""
+    """The tables of a Parquet or Arrow file, one by one."""
     import pyarrow
 
     if path.suffix == ".parquet":
@@ -135,7 +135,7 @@ def tables_of(path: Path) -> Tables:
 
 
 def of_tables(tables: Tables, where: str, *, are_texts: bool = False) -> Iterator[Row]:
-    """Rows of tables that follow each other; `are_texts`: of CSV."""
+    """The rows of consecutive tables; `are_texts`: they come from CSV."""
     numbers = count(1)
     for table in tables:
         names: Sequence[str] = table.schema.names
@@ -149,12 +149,12 @@ def of_tables(tables: Tables, where: str, *, are_texts: bool = False) -> Iterato
 
 
 def _decoded(value: object) -> object:
-    """Bytes as text, where they are UTF-8."""
+    """Bytes as text if they are UTF-8."""
     with contextlib.suppress(UnicodeDecodeError):
         return value.decode() if isinstance(value, bytes) else value
     return value
 
 
 def first_line(error: Exception) -> str:
-    """Of what an error says."""
+    """The first line of an error's message."""
     return (str(error).splitlines() or [type(error).__name__])[0]

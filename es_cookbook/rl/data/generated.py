@@ -1,8 +1,7 @@
 """Generated problems: folds, streams of distinct problems, data sets, and files of rows.
 
-Which fold a problem belongs to is a hash of the problem: whoever generates problems, with whatever
-seed, agrees on which ones no one trains on. `development` is a second held-out fold: settings are
-chosen on it, so that the test chooses nothing.
+The fold of a problem is a hash of the problem, so that runs with any seed hold out the same
+problems. `development` is a second held-out fold, for choosing settings without the test.
 """
 
 import dataclasses
@@ -38,21 +37,21 @@ if TYPE_CHECKING:
 Fold: TypeAlias = Literal["train", "development", "test"]
 
 FOLDS = 10
-"""A problem belongs to one of so many folds; 0 is the test, 1 the development set."""
+"""Number of folds; 0 is the test, 1 the development set."""
 FRUITLESS = 100_000
-"""Draws in a row that bring nothing new, after which there is taken to be no further problem."""
+"""Draws in a row without a new problem, after which the stream ends."""
 
 _Problem = TypeVar("_Problem")
 
 
 def fold_of(recipe: str, *numbers: int) -> Fold:
-    """The fold of a recipe's problem that these numbers stand for."""
+    """The fold of the recipe's problem with these numbers."""
     place = derive_seed(0, f"{recipe}/split", *numbers) % FOLDS
     return "test" if place == 0 else "development" if place == 1 else "train"
 
 
 def fold_of_text(text: str) -> int:
-    """Which of the `FOLDS` a text belongs to, whatever its white space."""
+    """The fold of a text, from 0 to `FOLDS` - 1; white space does not matter."""
     folded = " ".join(text.split()).encode("utf-8", "replace")
     return int.from_bytes(hashlib.blake2b(folded, digest_size=8).digest(), "big") % FOLDS
 
@@ -62,10 +61,10 @@ def distinct(
     is_wanted: Callable[[_Problem], bool],
     key: Callable[[_Problem], Hashable] = lambda problem: problem,
 ) -> Iterator[_Problem]:
-    """Wanted problems that `draw` brings, each once; ends where it brings nothing new.
+    """Distinct wanted problems from `draw`; ends when it returns nothing new.
 
     Args:
-        draw: the next one, or None for one that is no good.
+        draw: returns the next problem, or None for one that cannot be used.
         is_wanted: of the right fold.
         key: what makes a problem the one it is.
     """
@@ -116,7 +115,9 @@ class FoldedDatasetBuilder(RLDatasetBuilder):
         doc="which problems are held out: 0, those of the test; 1, others, to choose settings on",
     )
     problems_per_generation: int = chz.field(default=32, doc="problems in a batch")
-    seed: int = chz.field(default=0, doc="of the training problems generated and of their order")
+    seed: int = chz.field(
+        default=0, doc="seed of the generated training problems and of their order"
+    )
 
     @chz.validate
     def _counts(self) -> None:
@@ -138,7 +139,7 @@ class FoldedDatasetBuilder(RLDatasetBuilder):
     def splits(
         self, tokenizer: Tokenizer
     ) -> tuple[list[ProblemGroupBuilder], list[ProblemGroupBuilder]]:
-        """Training and held-out problems; the latter are the same for every seed: runs compare."""
+        """Training and held-out problems; the latter are the same for every seed."""
 
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         """Generate or load, and render the prompts."""
@@ -150,7 +151,7 @@ class FoldedDatasetBuilder(RLDatasetBuilder):
     def dataset(
         self, train: Sequence[ProblemGroupBuilder], test_P: Sequence[ProblemGroupBuilder]
     ) -> RLDataset:
-        """What checks problems and makes batches of them."""
+        """Checks problems and makes batches of them."""
         return ProblemDataset(train, self.problems_per_generation, self.seed, test_P)
 
 
@@ -170,7 +171,7 @@ class GeneratedDatasetBuilder(FoldedDatasetBuilder):
     ) -> Iterator[ProblemGroupBuilder]:
         """The distinct problems of a fold, in an order that follows from the seed.
 
-        Without `contents` of its own a problem is known by its name, whatever its prompt.
+        A problem without `contents` is identified by its name.
         """
 
     @override

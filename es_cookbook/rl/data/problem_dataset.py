@@ -43,7 +43,7 @@ from es_cookbook.rl.types import (
 )
 
 DATASETS = Names(Registered("datasets"), default="rows")
-"""What a user types for a data set."""
+"""Data sets by the names that users type."""
 
 
 def check_count(num_rows: int, problems_per_generation: int) -> None:
@@ -62,7 +62,7 @@ def check_count(num_rows: int, problems_per_generation: int) -> None:
 def in_epochs(size: int, seed: int, start: int, count: int) -> list[int]:
     """So many indices from a place on of an endless sequence: all `size` of them once per epoch.
 
-    Epochs follow each other without a gap, each in an order of its own, so a batch may end one and
+    Epochs follow each other without a gap, each in a different order, so a batch may end one and
     begin the next.
     """
     places = (divmod(place, size) for place in range(start, start + count))
@@ -180,7 +180,7 @@ async def _check_said(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ChangedProblem(EnvGroupBuilder):
-    """Another problem, whose Envs a subclass changes (`make_envs`).
+    """A problem whose Envs a subclass changes (`make_envs`).
 
     Attributes:
         problem: the other one.
@@ -211,7 +211,7 @@ class ChangedProblem(EnvGroupBuilder):
 
 
 def unchanged(problem: EnvGroupBuilder) -> EnvGroupBuilder:
-    """The problem whose Envs others change."""
+    """The problem inside any `ChangedProblem`s."""
     while isinstance(problem, ChangedProblem):
         problem = problem.problem
     return problem
@@ -284,7 +284,7 @@ def deal(problems_P: Sequence[EnvGroupBuilder], num_pairs: int) -> list[EnvGroup
 def gather(
     groups_R: Sequence[TrajectoryGroup], problems_P: Sequence[EnvGroupBuilder]
 ) -> list[TrajectoryGroup]:
-    """What rows brought, as a group of two genomes for each of the problems that were dealt out."""
+    """The groups of rows, split into a group of two genomes for each problem."""
     num_pairs = len(problems_P) // len(groups_R)
     return [
         TrajectoryGroup(

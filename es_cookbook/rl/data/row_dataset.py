@@ -3,7 +3,7 @@
 A row is held out by what it is, never by how it is asked. Its key, all of its fields or those that
 `split_by` names, is hashed to a place in [0, 1); a share of the places is held out, in the order of
 the file, and where `num_test` asks for more, the places that follow. So the held-out rows are the
-same for every seed and prompt, and fewer of them are the first of more.
+same for every seed and prompt, and a smaller `num_test` selects the first of them.
 
 Rows that do not fit, because no problem can be made of them or their prompt is too long, are
 refused or skipped. They are skipped after rows were held out, so no other row changes sides, and by
@@ -60,7 +60,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
     num_train: int = chz.field(default=10_000, doc="most training problems used")
     num_test: int | None = chz.field(
         default=None,
-        doc=f"exactly so many held-out problems, 0 for none; None: the share, {_NUM_TEST} at most",
+        doc=f"number of held-out problems, 0 for none; None: the share, {_NUM_TEST} at most",
     )
     test_fraction: float = chz.field(default=0.1, doc="share of the rows that is held out")
     fold: int = chz.field(default=0, doc="which such share of them: 0, 1, ...")
@@ -70,13 +70,13 @@ class RowDatasetBuilder(RLDatasetBuilder):
         "fields in braces; empty: all fields",
     )
     problems_per_generation: int = chz.field(default=32, doc="problems in a batch")
-    seed: int = chz.field(default=0, doc="of the order of the training problems")
+    seed: int = chz.field(default=0, doc="seed of the order of the training problems")
     on_bad_row: OnBadRow = chz.field(default="refuse", doc=ON_BAD_ROW_DOC)
     max_prompt_tokens: int | None = chz.field(
         default=None, doc="longest prompt; None: any that leaves room for an answer"
     )
     on_long_prompt: Literal["refuse", "skip"] = chz.field(
-        default="refuse", doc="of a prompt above max_prompt_tokens; skip: leave its row out"
+        default="refuse", doc="refuse a prompt above max_prompt_tokens, or skip its row"
     )
 
     @chz.validate
@@ -108,7 +108,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
 
     @abstractmethod
     def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
-        """What a row asks. Use `row.where` as the problem's name, and `row.text(...)` and the like.
+        """The problem of a row. Use `row.where` as its name, and `row.text(...)` and the like.
 
         Raises:
             DataError: The row cannot be used.
@@ -133,7 +133,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
 
     @override
     def check(self) -> None:
-        """Read the rows that are used, and refuse what would be refused of them later."""
+        """Read the rows that are used, and refuse those that would be refused later."""
         check_sources(self.source, self.test_source)
         train, test = self._splits()
         if not test and self.num_test != 0:
@@ -161,7 +161,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
         say(
             f"{self.source}: none of its rows is in the share that is held out "
             f"(dataset.test_fraction={self.test_fraction:g}), so nothing measures what is learned; "
-            "dataset.num_test=10 holds exactly so many out, and num_test=0 says that none is wanted"
+            "dataset.num_test=10 holds that many out, and num_test=0 says that none are wanted"
         )
 
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
@@ -176,7 +176,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
         return Datasets(dataset, test_P)
 
     def shown(self, train: Sequence[Row]) -> Sequence[Row]:
-        """Of the rows to train on, those that prompts show as examples; by default none.
+        """The training rows that prompts show as examples; by default none.
 
         Raises:
             DataError: There are too few.
@@ -288,7 +288,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
     def _not_asked(
         self, builders: list[ProblemGroupBuilder], test_P: Sequence[ProblemGroupBuilder]
     ) -> list[ProblemGroupBuilder]:
-        """Those that ask something else than all held-out ones."""
+        """The training problems whose prompt no held-out problem has."""
         held_out = {digest for problem in test_P for digest in problem.digests}
         kept = [builder for builder in builders if held_out.isdisjoint(builder.digests)]
         if (num_left_out := len(builders) - len(kept)) > 0:
@@ -323,7 +323,7 @@ class _Keyed:
 
     Attributes:
         place: in [0, 1), by the key, from the beginning of the share that is held out.
-        error: why the row has no key of its own.
+        error: why the row has no key.
     """
 
     row: Row

@@ -28,7 +28,7 @@ _FIELD = re.compile(r"\s*\{(\w+)\}\s*")
 """A template that is a field and nothing else."""
 T = TypeVar("T")
 _MOST_NAMED = 3
-"""Rows that are named where more are told of."""
+"""Number of rows that are named."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,11 +93,11 @@ class Row:
 
 
 class SkippedRows:
-    """What is said at once of rows that do not fit: how many there are, and which come first.
+    """Counts rows that do not fit, and names the first of them in one sentence.
 
     Args:
-        source: of the rows.
-        on_bad_row: what is done with a row of which no problem can be made.
+        source: where the rows come from.
+        on_bad_row: what to do with a row that cannot become a problem.
     """
 
     def __init__(self, source: str, on_bad_row: OnBadRow) -> None:
@@ -106,12 +106,12 @@ class SkippedRows:
         self.num_bad = 0
 
     def add(self, where: str, how: str, why: str = "") -> None:
-        """One more row of a kind."""
+        """Count a row of a kind."""
         name = where.removeprefix(f"{self._source}, ")
         self._told.setdefault(how, []).append(f"{name}: {why}" if why else name)
 
     def bad(self, where: str, error: DataError) -> None:
-        """One more row that is skipped.
+        """Count a row that is skipped.
 
         Raises:
             DataError: The one given, where bad rows are refused.
@@ -123,7 +123,7 @@ class SkippedRows:
         self.add(where, "unusable and skipped", why)
 
     def unless_bad(self, where: str, make: Callable[[], T]) -> T | None:
-        """What is made of a row, or None if it is skipped; raises as `bad`."""
+        """The result of `make`, or None if the row is skipped; raises as `bad`."""
         try:
             return make()
         except DataError as error:
@@ -131,7 +131,7 @@ class SkippedRows:
             return None
 
     def say(self, num_rows: int, what: str, num_left: int) -> None:
-        """Say it of so many rows, if there is something to say.
+        """Print a summary of the rows that do not fit, if there are any.
 
         Raises:
             DataError: None is left.
@@ -149,7 +149,7 @@ class SkippedRows:
 
 
 def check_template(template: str, option: str = "prompt") -> None:
-    """Refuse what is no template; `option` is the user's name for it.
+    """Refuse an invalid template; `option` is the user's name for it.
 
     Raises:
         ConfigError: It cannot be read, or asks for more than a field.
@@ -305,7 +305,7 @@ def _choices(value: object) -> list[object] | None:
 
 
 def with_whole_numbers(row: Row) -> Row:
-    """The row as rewards get it: a whole float, as of a column with nulls, is an int."""
+    """The row as rewards get it: whole floats, as in columns with nulls, are ints."""
     fields = {name: changed(value, whole) for name, value in row.fields.items()}
     return dataclasses.replace(row, fields=fields)
 

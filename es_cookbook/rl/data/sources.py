@@ -28,13 +28,13 @@ from es_cookbook.rl.data.files import FILE_TYPES, file_rows
 from es_cookbook.rl.data.rows import Row
 
 SETS = Registered("sets")
-"""Name -> an `OpenSet`; they are asked in the order of their names."""
+"""Name -> an `OpenSet`; tried in the order of their names."""
 _SLICE = re.compile(r"\[(\d*):(\d*)\]$")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NamedSet:
-    """A directory or a set of the Hub, as a user names it.
+    """A directory or a Hub data set, as a user names it.
 
     Attributes:
         name: a directory's path, or a name on the Hub.
@@ -61,10 +61,10 @@ OpenSet: TypeAlias = Callable[[NamedSet], Callable[[], Iterator[Row]] | None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Source:
-    """One of those that a text names: a path or pattern of files, or else a set.
+    """A part of a source: a path or pattern of files, or a set.
 
     Attributes:
-        start: first row, and `stop`, the one behind the last.
+        start: the first row; `stop` is the row after the last.
     """
 
     files: str
@@ -183,11 +183,11 @@ def _paths(files: str) -> Sequence[Path]:
 
 
 class _HasKey(Protocol):
-    """A problem that knows what makes it the problem it is."""
+    """A problem with a key."""
 
     @property
     def key(self) -> Hashable:
-        """Equal for problems that are the same."""
+        """Equal for the same problem."""
         ...
 
 

@@ -61,7 +61,7 @@ REWARDS = Names(REWARD_NAMES, default=None, functions=True)
 
 @chz.chz
 class ScoredRows(RowDatasetBuilder):
-    """Rows that are asked by a template, and whose answers are scored by a function."""
+    """Rows with a prompt template and a function that scores answers."""
 
     prompt: str = chz.field(
         default="{question}", doc="what the model is asked: text with fields of the row in braces"
@@ -110,7 +110,7 @@ class ScoredRows(RowDatasetBuilder):
 
 @chz.chz
 class Task(ScoredRows):
-    """Rows that are asked by a template and scored by a function."""
+    """Rows with a prompt template and a function that scores answers."""
 
     prompt: str = chz.field(
         default="{question}",
@@ -128,7 +128,8 @@ class Task(ScoredRows):
         "a base model needs it; never the row itself or a held-out one",
     )
     stray_tags: Literal["keep", "strip"] = chz.field(
-        default="keep", doc="of <think> and <answer> tags in the fields that the prompt shows"
+        default="keep",
+        doc="what to do with <think> and <answer> tags in the fields that the prompt shows",
     )
     tag: str | None = chz.field(
         default=None, doc="field of the row under whose values metrics are reported as well"
@@ -255,7 +256,7 @@ def gold_of(row: Row, template: str | None, full_reward: float | None) -> str | 
 
 
 def check_row(reward: object, row: Row) -> None:
-    """Refuse a row that lacks what a shared reward needs; what others need nobody knows.
+    """Refuse a row that lacks what a shared reward needs; functions are not checked.
 
     Raises:
         DataError: Names the row, and what is missing or wrong.

@@ -1,1 +1,1 @@
-"""Where grading runs that would hold up the event loop, or that nobody may trust."""
+"""Grading outside of the event loop: worker processes, and a sandbox for untrusted code."""

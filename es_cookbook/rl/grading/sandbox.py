@@ -3,11 +3,11 @@ r"""Model-written Python in a sandbox: bubblewrap, limits on resources, and a de
     ran = await run_code("print(int(input()) + 1)", stdin="41\n", limits=Limits(seconds=2))
     ran.stdout == "42\n"
 
-What a model writes may do anything: loop, fork, fill memory and disks, read secrets, call home. So
-it runs in bubblewrap or not at all. It sees `/usr` and a small `/tmp` in memory, both its own or
-read-only; no home, `/etc`, `/proc`, `/sys`, environment, network or processes of others; it has no
-capabilities, cannot make namespaces, and a filter refuses system calls that grading has no need of
-(`filter_program`). As root, `setpriv` drops the user first: the kernel does not
+Model-written code may do anything: loop, fork, fill memory and disks, read secrets, connect to the
+network. So it runs in bubblewrap or not at all. It sees a read-only `/usr` and a small private
+`/tmp` in memory; no home, `/etc`, `/proc`, `/sys`, environment, network or processes of others. It
+has no capabilities, cannot make namespaces, and a filter refuses system calls that grading does not
+need (`filter_program`). As root, `setpriv` drops the user first: the kernel does not
 count the processes of root. `prlimit` bounds each process; the deadline and the length of the
 output are watched from here. Nothing is written outside, and when a call is over, returned or
 cancelled, all its processes have ended.
@@ -310,7 +310,7 @@ def sys_python() -> str:
 
 
 async def _end(process: Process, status: int) -> dict[str, int]:
-    """Kill whatever is left, wait until it is gone, and return what bubblewrap said of it."""
+    """Kill all processes, wait until they have ended, and return bubblewrap's status."""
     heard = _heard(status)
     # The first process inside, and all with it, for which bubblewrap waits before it ends.
     first = _status(heard).get("child-pid")
@@ -327,14 +327,14 @@ async def _end(process: Process, status: int) -> dict[str, int]:
 
 
 def _heard(descriptor: int) -> bytes:
-    """What bubblewrap has said since it was last heard."""
+    """What bubblewrap has written since the last call."""
     with suppress(BlockingIOError):
         return os.read(descriptor, 65536)
     return b""
 
 
 def _status(heard: bytes) -> dict[str, int]:
-    """What that says: `child-pid`, its first process; at the end `exit-code`."""
+    """Parsed status: `child-pid`, the first process inside; at the end `exit-code`."""
     said: dict[str, int] = {}
     for line in heard.split(b"\n"):
         with suppress(ValueError):  # It is still writing the last one.

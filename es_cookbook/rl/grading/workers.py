@@ -1,4 +1,4 @@
-"""Functions in worker processes: for grading that takes long, or that nobody can time.
+"""Functions in worker processes: for grading that takes long, or an unknown time.
 
 An Env runs on the event loop, where a second of computing stops the whole population. `in_worker`
 makes a call in another process, and an Env awaits it:
@@ -7,7 +7,7 @@ makes a call in another process, and an Env awaits it:
         reward = await in_worker(is_equal, action.text, self.answer, timeout=5)
         return StepResult(reward, done=True)
 
-There are as many workers as cores. Whatever the function does (loops for ever, exhausts the memory,
+There are as many workers as cores. Whatever the function does (loops forever, exhausts the memory,
 crashes), it ends with its worker, the Env gets an exception, and another worker takes its place. A
 worker and the processes that it has started form a process group, which is killed as a whole.
 
@@ -41,7 +41,7 @@ from es_cookbook.rl.grading import worker
 from es_cookbook.rl.timeouts import clock_stopped, in_turn
 
 SECONDS_TO_START = 60.0
-"""For a worker to start and to import what a function needs."""
+"""Limit for a worker to start and to import what a function needs."""
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -180,9 +180,9 @@ class _Worker:
 
 
 _idle: list[_Worker] = []
-"""The one used last is at the end."""
+"""Idle workers, the last used one at the end."""
 _killed: list[subprocess.Popen[bytes]] = []
-"""Those that the system has not reported ended yet."""
+"""Killed processes that have not been reaped yet."""
 os.register_at_fork(after_in_child=_idle.clear)
 
 
@@ -198,7 +198,7 @@ def _take() -> _Worker:
 
 
 def _main() -> tuple[str, str] | None:
-    """Path and module name, if it has one, of the program that runs; None where there is none."""
+    """Path and module name of the main program; None in an interactive session."""
     main = sys.modules["__main__"]
     sys.modules.setdefault("__mp_main__", main)  # Classes of it that come back are from there.
     path = getattr(main, "__file__", None)
@@ -207,7 +207,7 @@ def _main() -> tuple[str, str] | None:
 
 
 def _name(function: object) -> str:
-    """What sentences call a function."""
+    """The name of a function in error messages."""
     while isinstance(function, functools.partial):
         function = cast("functools.partial[object]", function).func
     return getattr(function, "__qualname__", type(function).__qualname__)

@@ -58,11 +58,11 @@ _A_RENDERER = 100_000
 _PARSED = 50
 """Bytes that a character of its tools takes, which are Python's objects, twice."""
 Limit: TypeAlias = Literal["turns", "context"]
-"""What ended a chat that was not over."""
+"""The limit that ended a chat."""
 MOST_TOKENS = 1 << 20
-"""That are kept of chats which others hold: at most 40 bytes each, and 8 where chats go on."""
+"""Most tokens that `KeptTurns` keeps: at most 40 bytes each, and 8 where chats go on."""
 _TURN = 32
-"""What a turn takes besides its tokens, in tokens."""
+"""Overhead of a turn, in tokens."""
 
 
 class Renderer:
@@ -114,7 +114,7 @@ class Renderer:
         *,
         reads_calls: bool = False,
     ) -> "Renderer":
-        """By the template if it shows these tools, or else in the system message.
+        """A renderer that shows tools by the template, or in the system message if it cannot.
 
         Args:
             tokenizer: with a chat template.
@@ -174,7 +174,7 @@ class Renderer:
         return tokens_T
 
     def text(self, messages: Sequence[Message]) -> str:
-        """As `prompt`, as text that `framed` encodes."""
+        """The prompt as text that `framed` encodes."""
         return self._template.text(self._with_tools(messages))
 
     def turn(self, message: Message) -> tuple[int, ...]:
@@ -187,7 +187,7 @@ class Renderer:
 
     @cached_property
     def form(self) -> Form | None:
-        """How the model writes calls, if in one of the forms that are read."""
+        """The format in which the model writes calls; None if it is not supported."""
         if self._template.calls_are_text:
             return "hermes"  # As the system message asks.
         call = ToolCall("sentinel", {"x": 7})
@@ -209,7 +209,7 @@ class Renderer:
         return "hermes" if call in read.calls else None
 
     def _with_tools(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages, and what the system says of tools behind its first message."""
+        """The messages, with the description of tools in the system message."""
         if not self._described:
             return messages
         system = [message.content for message in messages[:1] if message.role == "system"]
@@ -240,7 +240,7 @@ class Renderer:
         return ModelError(f"the chat template of {name_of(self.tokenizer)} {why}")
 
     def _end_in(self, tokens_T: Sequence[int]) -> int:
-        """Behind the first control token, if nothing but blanks is before it; else 0."""
+        """The place after the first control token, if only blanks precede it; else 0."""
         for at, token in enumerate(tokens_T, 1):
             if token in self._special:
                 return at
@@ -250,7 +250,7 @@ class Renderer:
 
 
 _Chat: TypeAlias = tuple[object, tuple[Message, ...]]
-"""What stands for a renderer, and messages."""
+"""A renderer's `itself`, and messages."""
 # A group's Envs begin alike, and many answer alike.
 _prompts: Kept[_Chat, tuple[int, ...]] = Kept(_KEPT)
 _additions: Kept[_Chat, tuple[int, ...]] = Kept(_KEPT)
@@ -258,7 +258,7 @@ _renderers: Kept[tuple[Tokenizer, str, str, bool], Renderer] = Kept(_KEPT)
 
 
 def _bytes_of(chat: Sequence[Message], tokens_T: Sequence[int]) -> int:
-    """About what a chat and its tokens take."""
+    """The approximate size of a chat and its tokens."""
     return 40 * len(tokens_T) + sum(map(bytes_of, chat))
 
 
@@ -289,7 +289,7 @@ def _described(tools: Sequence[Tool | ToolSchema]) -> str:
 
 @chz.chz
 class ChatOptions:
-    """How a chat of many turns goes."""
+    """Options of chats of several turns."""
 
     system: str = chz.field(default="", doc="system message before the first; empty: none")
     max_turns: int = chz.field(default=8, doc="most turns of the model in a rollout")
@@ -317,7 +317,7 @@ class ChatOptions:
 
 
 class Chat:
-    """What the chats of a data set share: options, tools, and how messages become tokens.
+    """Shared by the chats of a data set: options, tools, and how messages become tokens.
 
     Args:
         tokenizer: with a chat template.
@@ -361,11 +361,11 @@ class Chat:
         return self.stream(tokens_T, context_length)
 
     def with_system(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages, and the system message before them, if there is one that they lack."""
+        """The messages, with the system message first if they have none."""
         return with_system(self.options.system, messages)
 
     def stream(self, tokens_T: tuple[int, ...], context_length: int) -> "TokenStream":
-        """A rollout that stands at these tokens."""
+        """A rollout that continues from these tokens."""
         most = min(context_length, self.options.max_context or context_length)
         return TokenStream(self, tokens_T, most)
 
@@ -404,7 +404,7 @@ class TokenStream:
 
     @property
     def observation(self) -> Observation:
-        """What the model sees next."""
+        """The next observation of the model."""
         options, end = self.chat.options, self.chat.renderer.end_of_turn
         room = max(self.most - len(self.tokens_T), 1)
         return Observation(
@@ -415,7 +415,7 @@ class TokenStream:
         )
 
     def add(self, action: Action, messages: Sequence[Message]) -> Limit | None:
-        """The model's turn, as it was sampled, and what follows it; or why nothing more fits."""
+        """Add the model's turn and the messages after it; returns the limit if nothing fits."""
         self.num_turns += 1
         if self.num_turns >= self.chat.options.max_turns:
             return "turns"
@@ -428,7 +428,7 @@ class TokenStream:
 
 
 class KeptTurns:
-    """Turns of chats that others hold, and hand over whole whenever they ask for the next one.
+    """Turns of chats whose clients send the whole chat with every request.
 
     A chat that goes on where a kept turn ended goes on from its tokens: so the model sees the
     tokens that it said, as in an Env, and an engine that has kept their keys and values runs what
@@ -448,7 +448,7 @@ class KeptTurns:
 
     @property
     def num_tokens(self) -> int:
-        """That are kept."""
+        """Number of tokens that are kept."""
         return self._turns.size
 
     def keep(

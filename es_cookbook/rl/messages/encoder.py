@@ -3,9 +3,9 @@
 A tokenizer may put tokens before a text, behind it, or both. A prompt begins with the former, once,
 and never ends with the latter: what follows an end of sequence is another text.
 
-The names of control tokens (`<|im_end|>`, `<s>`) are read as these tokens where a whole prompt is
-given as text, as it is by whoever has rendered it. What a chat template frames is text of others:
-a question or a result of a tool that names such a token must not end its own turn. `shielded`
+The names of control tokens (`<|im_end|>`, `<s>`) are read as these tokens in a whole prompt that is
+given as text. Inside a chat template they are plain text: a question or a tool result that names
+such a token must not end its own turn. `shielded`
 puts a placeholder for each name before a template is rendered, and `framed` encodes a name behind
 it as text, cut in two so that no tokenizer reads it as the token.
 
@@ -22,17 +22,17 @@ from es_cookbook.common.errors import ModelError
 from es_cookbook.rl.types import Tokenizer
 
 _FIRST = 0x100000
-"""Placeholders are characters from here on, which Unicode leaves to private use."""
+"""The first placeholder, in Unicode's private use area."""
 _ITSELF = chr(0x10FFFD)
-"""Stands before such a character that was in a text."""
+"""Escapes a private character that was in the text."""
 _PRIVATE = re.compile(f"[{chr(_FIRST)}-{_ITSELF}]")
 _PLACEHOLDER = re.compile(f"{_ITSELF}.|{_PRIVATE.pattern}")
 _TOKENIZERS = 16
-"""Whose properties are kept."""
+"""Number of tokenizers whose properties are cached."""
 
 
 class Controls:
-    """The control tokens of a tokenizer: those that it calls special.
+    """The control tokens of a tokenizer: its special tokens.
 
     Attributes:
         ids: all of them, but for what stands for an unknown text.
@@ -103,7 +103,7 @@ class Controls:
 
 
 def plain(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """A whole prompt: as the tokenizer begins texts, but for what it begins with itself."""
+    """A whole prompt, with the tokens that the tokenizer begins texts with, once."""
     begin_T = _beginning(tokenizer)
     tokens_T = inside(tokenizer, text)
     shared = range(len(begin_T), 0, -1)
@@ -124,7 +124,7 @@ def as_text(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
 
 
 def behind(tokenizer: Tokenizer, before: str, text: str) -> tuple[int, ...]:
-    """The tokens of a text behind another: without the blank that some tokenizers begin with."""
+    """The tokens of a text after another, without the blank that some tokenizers add."""
     if not _begins_with_blank(tokenizer):
         return framed(tokenizer, text)
     before_T, whole_T = framed(tokenizer, before), framed(tokenizer, before + text)
@@ -140,7 +140,7 @@ def _begins_with_blank(tokenizer: Tokenizer) -> bool:
 
 
 def framed(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """What a template made of shielded texts; the names behind placeholders are text.
+    """Encode a template's text with shielded names; the names are plain text.
 
     Raises:
         ModelError: The tokenizer reads more control tokens than the template has named.

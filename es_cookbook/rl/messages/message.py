@@ -52,9 +52,9 @@ logger = logging.getLogger(__name__)
 
 ROLES = ("system", "user", "assistant", "tool")
 REASONING = ("reasoning_content", "reasoning", "thinking")
-"""How services and templates call what is thought beside a content."""
+"""Names that services and templates use for reasoning beside a content."""
 Form: TypeAlias = Literal["hermes", "llama"]
-"""How a model writes calls."""
+"""The format in which a model writes calls."""
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
@@ -66,7 +66,7 @@ DEEPEST = 64
 """Levels of arguments and of schemas: they are walked by recursion in many places."""
 
 ARGUMENTS: Mapping[Form, str] = {"hermes": "arguments", "llama": "parameters"}
-"""What calls name their arguments."""
+"""The key of a call's arguments."""
 _KEYS = tuple(ARGUMENTS.values())
 
 
@@ -112,7 +112,7 @@ class Message:
         reasoning: what an assistant's message thinks, apart from its text, as some templates want.
 
     Raises:
-        EnvError: An unknown role, or a content that is no text.
+        EnvError: An unknown role, or a content that is not text.
     """
 
     role: str
@@ -139,13 +139,13 @@ class Message:
             fields["tool_calls"] = [call.as_dict() for call in self.tool_calls]
         if self.name is not None:
             fields["name"] = self.name
-        if self.reasoning:  # Every template has a name of its own for it.
+        if self.reasoning:  # Templates use different names for it.
             fields |= dict.fromkeys(REASONING, self.reasoning)
         return fields
 
 
 def with_system(system: str, messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages behind this one of the system, if they do not begin with one of their own."""
+    """The messages with this system message first, unless they begin with one."""
     is_first = bool(messages) and messages[0].role == "system"
     if not system or (is_first and messages[0].content):
         return messages
@@ -199,7 +199,7 @@ def call_text(call: ToolCall, form: Form) -> str:
 
 
 def bytes_of(message: Message) -> int:
-    """About what a message takes in memory."""
+    """The approximate size of a message in memory."""
     calls = (len(call.name) + len(as_json(call.arguments)) for call in message.tool_calls)
     return 200 + len(message.content) + len(message.reasoning) + 25 * sum(calls)
 
@@ -216,7 +216,7 @@ def as_json(value: object) -> str:
 
 
 def is_deeper(value: object, most: int) -> bool:
-    """Whether JSON is nested more than so many deep; goes no deeper itself."""
+    """Whether JSON is nested more than `most` levels deep."""
     if not isinstance(value, dict | list):
         return False
     inner = cast("Collection[object]", value.values() if isinstance(value, dict) else value)
@@ -224,7 +224,7 @@ def is_deeper(value: object, most: int) -> bool:
 
 
 def _places(text: str, form: Form) -> Iterator[tuple[int, int]]:
-    """Where calls stand in what a text says."""
+    """The places of calls in a text, thoughts excluded."""
     find = _hermes if form == "hermes" else _llama
     for start, stop in said_spans(text):
         yield from find(text, start, stop)
@@ -263,7 +263,7 @@ def _is_like_call(fields: Mapping[str, object]) -> bool:
 
 
 def _json_end(text: str, start: int) -> int | None:
-    """Where the JSON ends that begins here; None where it is none, or not whole."""
+    """The end of the JSON value that begins here; None if it is invalid or incomplete."""
     return _json_at(text, start)[1]
 
 

@@ -86,7 +86,7 @@ class MessageEnv(ProvableEnv):
         """Answer a turn of the model."""
 
     def out_of_room(self, limit: Limit) -> Reply:
-        """What a rollout gets that reached a limit; by default no reward and no metrics.
+        """The last reply of a rollout that reached a limit; by default without reward and metrics.
 
         Report here the metrics that a rollout has at its end, such as `correct`: their means are
         over the rollouts that report them.
@@ -149,7 +149,7 @@ class ToolEnv(MessageEnv):
     """A chat in which the model may call the tools of its `Chat`.
 
     A turn with calls is answered with their results; those of one turn run one after the other, in
-    the order written. A call that the model only thinks of is none. A turn without any goes to
+    the order written. Calls inside thoughts do not count. A turn without any goes to
     `answer`. Calls that cannot be read, and those that fail, are told to the model.
     """
 
@@ -159,7 +159,7 @@ class ToolEnv(MessageEnv):
 
     @abstractmethod
     async def answer(self, text: str) -> Reply:
-        """Answer a turn without calls: most often grade it, and end.
+        """Answer a turn without calls: usually grade it and end.
 
         Args:
             text: all of it; `es_cookbook.rl.messages.thoughts.spoken` gives what it says.
@@ -193,15 +193,15 @@ class ToolEnv(MessageEnv):
 
 
 class Script(Policy):
-    """A policy for tests, and to prove gold answers: says one given text a turn, in tokens.
+    """A policy that says one given text per turn, for tests and to check gold answers.
 
-    Then the tokenizer's end-of-sequence token, if it has one.
+    The tokenizer's end-of-sequence token, if any, follows each text.
 
     Args:
         texts: in order; a single one is that of the first turn.
         tokenizer: turns them into tokens.
         context_length: of the engine that it stands in for.
-        closes_thoughts: before a text it ends the thought that a prompt has opened.
+        closes_thoughts: close the thought that a prompt has opened before each text.
 
     Attributes:
         seen: the observations up to now.

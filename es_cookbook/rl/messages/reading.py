@@ -5,7 +5,7 @@ Read are `role` and `content`, of the assistant `tool_calls` and what it thought
 system's role under a newer name. Results of tools are put in the order of their calls, by which
 templates show whose they are.
 
-An object is read through `JsonObject`: each field is taken by its type, and any that nobody takes
+An object is read through `JsonObject`: each field is taken by its type, and any that is not taken
 is refused by its name, since it would change what its writer meant. So nothing goes on from here
 but text, and the JSON of arguments and schemas, which is nested `DEEPEST` deep at most.
 """
@@ -43,7 +43,7 @@ _UNDESCRIBED: Mapping[str, str | Json] = {
     "description": "",
     "parameters": {"type": "object", "properties": {}},
 }
-"""What templates expect of every function."""
+"""Fields that templates expect in every function."""
 _LONGEST_NAME = 128
 _KEPT = "cache_control"
 """A field for the service's caches, of messages, their parts and tools."""
@@ -77,14 +77,14 @@ class FieldError(DataError):
 class JsonObject:
     """The fields of an object of JSON: each is taken once, as its type.
 
-    One that is null counts as absent, and one that nobody takes may be empty.
+    A field that is null counts as absent; fields that are not taken must be empty.
 
     Args:
         found: the object.
         where: what it is called; nothing, where it is the whole.
 
     Raises:
-        FieldError: It is none.
+        FieldError: It is not an object.
     """
 
     def __init__(self, found: object, where: str = "") -> None:
@@ -95,7 +95,7 @@ class JsonObject:
         self.where = where
 
     def at(self, name: str) -> str:
-        """How a field is called."""
+        """The full name of a field."""
         shown = name[:60] or '""'
         return f"{self.where}.{shown}" if self.where else shown
 
@@ -176,7 +176,7 @@ def _given(found: object) -> dict[str, object]:
 
 
 def _word(found: object) -> str:
-    """What something is, in JSON's words."""
+    """The JSON type of a value."""
     return _WORDS.get(type(found), type(found).__name__)
 
 
@@ -200,7 +200,7 @@ class Said:
         """Add a call, whose id is in this field.
 
         Raises:
-            FieldError: It is none, or its id is that of another one.
+            FieldError: It is not a call, or its id is that of another one.
         """
         call_id = fields.text(id_in, "") or fields.where
         if call_id in self.calls:
@@ -275,7 +275,7 @@ def _results(run: Sequence[Said], waiting: dict[str, ToolCall]) -> list[Message]
 
 
 def read_message(fields: JsonObject, also: Collection[str] = ()) -> Said:
-    """One message; `also` and errors as of `read_messages`."""
+    """One message; `also` and errors as in `read_messages`."""
     name = fields.text("role", "")
     role = _ROLES.get(name)
     if role is None:

@@ -73,7 +73,7 @@ class ChatTemplate:
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> "ChatTemplate":
-        """The one of a tokenizer without tools, whose chats are tried once."""
+        """The template of a tokenizer without tools; cached."""
         return _template(tokenizer, str(tokenizer.chat_template))
 
     def tokens(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -105,7 +105,7 @@ class ChatTemplate:
             raise ModelError(f"a call is nested too deeply for the template of {who}") from error
 
     def turn(self, message: Message) -> tuple[int, ...]:
-        """The tokens of the assistant's message behind a prompt, as the template writes it.
+        """The tokens of an assistant message after a prompt, as the template writes it.
 
         With all control tokens that end it, and without an end where there are none.
 
@@ -126,12 +126,12 @@ class ChatTemplate:
 
     @cached_property
     def ends_T(self) -> tuple[int, ...]:
-        """The control tokens that the template writes behind a turn, blanks between them aside."""
+        """The control tokens that the template writes after a turn, ignoring blanks."""
         tokens_T = behind(self.tokenizer, SENTINEL, self._closing)
         return tuple(token for token in tokens_T if token in self._controls.ids)
 
     def raw(self, messages: Sequence[Message], *, open_turn: bool = True) -> str:
-        """What the template makes of the messages as they are.
+        """The template's text for the messages, unchanged.
 
         Raises:
             ModelError: It fails, or does not come to an end with its first chat.
@@ -170,11 +170,11 @@ class ChatTemplate:
 
     @cached_property
     def _closing(self) -> str:
-        """What the template writes behind a turn that is the last."""
+        """The template's text after the last turn."""
         return self.raw(ANSWERED, open_turn=False).partition(SENTINEL)[2]
 
     def _said_behind(self, extra: str, message: Message) -> str:
-        """What is said and its end, where a prompt ends in what the past does not show."""
+        """The content and its end, if prompts end in a text that earlier turns do not have."""
         content = message.content.lstrip()
         is_begun = content.startswith(extra.strip())
         has_tags = any(tag in extra for tag in TAGS)
@@ -187,7 +187,7 @@ class ChatTemplate:
         return said + self._closing
 
     def _safe(self, message: Message) -> Message:
-        """A message in which names of control tokens are text, but for its tags of thoughts."""
+        """A message with shielded names of control tokens, except tags of thoughts."""
         kept = TAGS if message.role == "assistant" else ()
         calls = (
             ToolCall(call.name, self._shielded(dict(call.arguments))) for call in message.tool_calls
@@ -201,7 +201,7 @@ class ChatTemplate:
         )
 
     def _shielded(self, value: T) -> T:
-        """A value of JSON with its texts shielded."""
+        """A JSON value with its texts shielded."""
         found: object = value
         if isinstance(value, str):
             found = self._controls.shielded(value)
@@ -215,7 +215,7 @@ class ChatTemplate:
     def _complete(
         self, shown: Sequence[Message], messages: Sequence[Message], open_turn: bool
     ) -> str:
-        """The chat after the fewest changes by which all of it is shown."""
+        """The text after the fewest changes that make the template show everything."""
         tried: list[Sequence[Message]] = []
         gap: tuple[int, str] | None = None
         failure: ModelError | None = None
@@ -253,7 +253,7 @@ def _template(tokenizer: Tokenizer, template: str) -> ChatTemplate:
 
 
 def _as_dicts(messages: Sequence[Message]) -> list[dict[str, object]]:
-    """As templates want them; calls have ids of nine letters, as Mistral's templates ask."""
+    """Messages as dictionaries; calls have ids of nine letters, as Mistral's templates require."""
     dicts, waiting, number = list[dict[str, object]](), list[str](), 0
     for message in messages:
         fields = message.as_dict()
@@ -271,7 +271,7 @@ def _as_dicts(messages: Sequence[Message]) -> list[dict[str, object]]:
 
 @contextlib.contextmanager
 def _deadline(seconds: float) -> Generator[None]:
-    """End Python code within that does not end by itself: a template is code of strangers."""
+    """Interrupt the code inside after some seconds: a template is untrusted code."""
     end = time.monotonic() + seconds
 
     def look(frame: FrameType, event: str, argument: object) -> "TraceFunction":
@@ -288,12 +288,12 @@ def _deadline(seconds: float) -> Generator[None]:
 
 
 def name_of(tokenizer: Tokenizer) -> str:
-    """How a sentence calls a tokenizer."""
+    """The name of a tokenizer in error messages."""
     return getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
 
 
 def calls_as_text(messages: Sequence[Message]) -> list[Message]:
-    """Calls in the form of Hermes, and the results of a turn as one message of the user."""
+    """Write calls in the Hermes format, and the results of a turn as one user message."""
     changed: list[Message] = []
     for is_result, run in groupby(messages, lambda message: message.role == "tool"):
         if is_result:
@@ -307,14 +307,14 @@ def calls_as_text(messages: Sequence[Message]) -> list[Message]:
 
 
 def one_system(messages: Sequence[Message]) -> list[Message]:
-    """The system's messages before all others as one, later ones with the user's next."""
+    """Join the leading system messages; put later ones into the next user message."""
     rest = no_system(messages[(num := _num_leading(messages)) :])
     leading = [message.content for message in messages[:num]]
     return [Message("system", "\n\n".join(leading)), *rest] if leading else rest
 
 
 def no_system(messages: Sequence[Message]) -> list[Message]:
-    """The system's messages before what the user says next, or as if the user said them."""
+    """Put system messages into the next user message, or a new one at the end."""
     changed: list[Message] = []
     waiting: list[str] = []
     for message in messages:
@@ -329,7 +329,7 @@ def no_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def alternating(messages: Sequence[Message]) -> list[Message]:
-    """Neighbours of one role as one message; results of tools stay apart."""
+    """Join neighbouring messages of the same role, except results of tools."""
     changed: list[Message] = []
     for message in messages:
         last = changed[-1] if changed else None
@@ -384,10 +384,10 @@ def _num_leading(messages: Sequence[Message]) -> int:
 
 
 def _escaped(text: str) -> str:
-    """As it stands in JSON, in which some templates show results of tools."""
+    """The text as a JSON string, in which some templates show results of tools."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _squeezed(text: str) -> str:
-    """Blanks as one: templates trim what is said."""
+    """The text with single blanks: templates trim contents."""
     return " ".join(_FLAGS.sub("", text).split())

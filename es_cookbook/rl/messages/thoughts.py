@@ -59,7 +59,7 @@ _WORDS = (*_STEMS, *_CAPITALS, "channel", "inner_", "unused95")
 
 
 def spoken(text: str) -> str:
-    r"""What a text says: all of it without its thoughts, and the line ends around them.
+    r"""The text without its thoughts and the line ends around them.
 
     >>> spoken(r"<think>\boxed{3}?</think>\boxed{4}"), spoken(r"3?</think>4"), spoken("<think>3")
     ('\\boxed{4}', '4', '')
@@ -72,7 +72,7 @@ def spoken(text: str) -> str:
 
 
 def said_spans(text: str) -> Sequence[tuple[int, int]]:
-    """Where in a text stands what it says, from the left; in time linear in the text."""
+    """The spans of a text outside of its thoughts, in order; takes linear time."""
     # Searching from the right is several times faster.
     if not any(end in text for end in ">]▷") or not _has(text, _WORDS):
         return [(0, len(text))]
@@ -103,7 +103,7 @@ def said_spans(text: str) -> Sequence[tuple[int, int]]:
 
 
 def canonical(text: str) -> str:
-    """The text, as long, with tags as `THOUGHTS` has them."""
+    """The text with its tags spelled as in `THOUGHTS`; its length is unchanged."""
     return _TAG.sub(_as_listed, text) if _has(text, (" >", "\n>", *_CAPITALS)) else text
 
 
@@ -124,7 +124,7 @@ def _as_listed(tag: re.Match[str]) -> str:
 
 
 def opened_thought(tokenizer: Tokenizer, prompt_T: Sequence[int], prefill: str = "") -> str:
-    """The tag of a thought that a prompt has opened, as some chat templates do; or nothing.
+    """The tag of a thought that the prompt has opened, as some chat templates do; "" for none.
 
     Args:
         tokenizer: of the prompt.
@@ -153,7 +153,7 @@ def prompt_end(tokenizer: Tokenizer, tokens_T: Sequence[int], prefill: str = "")
 
 
 def whole_turn(text: str, opened: str) -> str:
-    """A text with the tag of a thought that its prompt has opened, unless it closes the thought.
+    """A text with the opening tag from its prompt, unless it closes the thought.
 
     >>> whole_turn("It may be 3", "<think>"), whole_turn("3?</think>4", "<think>")
     ('<think>It may be 3', '3?</think>4')
@@ -162,7 +162,7 @@ def whole_turn(text: str, opened: str) -> str:
 
 
 def closed_turn(text: str, opened: str) -> str:
-    r"""A text behind the end of the thought that its prompt has opened, unless it has that itself.
+    r"""A text with the closing tag of the thought that its prompt has opened, unless it has it.
 
     >>> closed_turn("4", "<think>"), closed_turn("3?</think>4", "<think>")
     ('</think>\n\n4', '3?</think>4')

@@ -85,7 +85,7 @@ class Tool:
 
     @functools.cached_property
     def schema(self) -> Schema:
-        """What chat templates expect of a tool.
+        """The tool as chat templates expect it.
 
         Raises:
             ConfigError: A type hint or a description is missing.
@@ -113,14 +113,14 @@ class Tool:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)  # Hashable, unlike its schema.
 class ToolSchema:
-    """A tool that a chat template is told of, as `Tool.schema`, and that others run."""
+    """A tool's schema for a chat template; the tool runs elsewhere."""
 
     name: str
     schema: Schema
 
 
 class _Options(TypedDict, total=False):
-    """The fields of `Tool` beside its function."""
+    """The fields of `Tool` besides its function."""
 
     timeout: float
     quick: bool
@@ -154,7 +154,7 @@ def tool(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """What a call brought: text for the model, and whether something went wrong."""
+    """The result of a call: text for the model, and whether the call failed."""
 
     text: str
     failed: bool = False
@@ -184,7 +184,7 @@ async def run_call(call: ToolCall, tools: Sequence[Tool | ToolSchema]) -> Result
 
 
 def unknown_tool(name: str, names: Collection[str]) -> Result:
-    """What a model is told that calls a tool which is not among these."""
+    """The result of a call to a tool that is not among these."""
     there_are = f"{did_you_mean(name[:60], names)}; there are: {', '.join(names)}"
     return failed(f"there is no tool {name!r:.60}{there_are}")
 
@@ -204,7 +204,7 @@ def _call_in_worker(tool: Tool, arguments: dict[str, object]) -> object:
 
 
 def failed(what: str) -> Result:
-    """How a model is told that a call failed."""
+    """The result of a call that failed."""
     return Result(f"error: {what}", failed=True)
 
 
@@ -250,7 +250,7 @@ def wrong_arguments(arguments: Mapping[str, object], parameters: Schema) -> str 
 
 
 def _wrong(value: object, schema: Schema) -> str | None:
-    """What of a value, and where in it, is against a schema."""
+    """How and where a value violates a schema."""
     try:
         error = next(_validator()(schema).iter_errors(cast(Any, value)), None)
     except RecursionError:
@@ -266,8 +266,8 @@ def _wrong(value: object, schema: Schema) -> str | None:
 
 @functools.cache
 def _validator() -> "type[Validator]":
-    """JSON Schema, for which 1.0 and true are not integers."""
-    from jsonschema import Draft202012Validator, validators  # 180 ms, which few need.
+    """A JSON Schema validator for which 1.0 and true are not integers."""
+    from jsonschema import Draft202012Validator, validators  # Takes 180 ms to import.
 
     checker = Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer)
     return validators.extend(Draft202012Validator, type_checker=checker)

@@ -6,7 +6,7 @@ Any function that can be imported by its name is one. The shared ones are `Rewar
 with options, so `reward=number reward.tolerance=0.01` works on a command line, and they pickle.
 
 An Env awaits `graded`, which calls either kind. What may take long then runs in a worker process,
-and a result that is no reward is refused in a sentence with the reward's name and the row's origin.
+and an invalid result is refused in a sentence with the reward's name and the row's origin.
 
 Left out: NaN as a reward. A score that is lost, for example because a judge did not answer, is an
 exception: it loses the rollout, whose reward is then NaN.
@@ -45,34 +45,34 @@ class Reward(ABC):
 
     @abstractmethod
     def __call__(self, text: str, row: Fields) -> Score:
-        """The reward of an answer to a row, computed here and now.
+        """The reward of an answer to a row.
 
         Raises:
             DataError: The row lacks what the reward needs.
         """
 
     async def grade(self, text: str, row: Fields) -> Score:
-        """The same from an Env; one that may take long overrides it and runs elsewhere."""
+        """The reward in an Env; override it to run slow grading in a worker process."""
         return self(text, row)
 
     def read(self, text: str, row: Fields) -> str | None:
-        """What it reads as the answer, equal for equal answers; None where it reads none.
+        """The answer as text, the same for equivalent answers; None if there is none.
 
-        By default none, so that attempts cannot vote.
+        Attempts vote by it; by default None.
         """
         del text, row
         return None
 
     def after(self, prompt: str) -> Self:
-        """This reward of answers to a prompt that ends in this text; by default the same.
+        """The reward for answers to a prompt that ends in this text; by default unchanged.
 
-        One that looks for a tag at an answer's start looks for none that the prompt holds already.
+        A reward that expects a tag at an answer's start does not if the prompt ends in it.
         """
         del prompt
         return self
 
     def check(self) -> None:
-        """Refuse, before a run, what cannot be graded on this machine; by default nothing.
+        """Check, before a run, that answers can be graded on this machine; by default nothing.
 
         Raises:
             ConfigError: What is missing.
@@ -161,7 +161,7 @@ def check_arity(reward: RewardFunction) -> None:
     """
     try:
         signature = inspect.signature(reward)
-    except (TypeError, ValueError):  # Of some built-in functions nobody knows it.
+    except (TypeError, ValueError):  # Some built-in functions have none.
         return
     try:
         signature.bind("", {})

@@ -27,15 +27,15 @@ from es_cookbook.rl.rewards.numbers import Reading
 from es_cookbook.rl.rewards.values import Scalar, composed, folded, printed
 
 LONGEST_READ = 1000
-"""Characters of an answer by which attempts vote."""
+"""Longest answer that attempts vote by, in characters."""
 MOST_CHOICES = 702
 """From A to ZZ."""
 LONGEST_CHOICE = 2000
-"""Characters at an answer's end in which a choice is looked for."""
+"""A choice is looked for in the last characters of an answer."""
 LONGEST_PATTERN = 1000
 """Characters: compiling takes time too."""
 LONGEST_ANSWER = 100_000
-"""Characters; a longer answer fits no pattern."""
+"""Characters; a longer answer matches no pattern."""
 
 
 @chz.chz
@@ -77,10 +77,10 @@ class Choice(Reward):
     """1 if the choice that the answer names last is the row's; else 0.
 
     A choice is named by its capital letter (A for the first, AA after Z) or by its text in any
-    case, each as a word of its own. An answer that is nothing but a letter may be in any case.
+    case, each as a separate word. An answer that is only a letter may be in any case.
     Where a choice's text is itself a single letter, or one of these names, letters name no
     positions. The row has its answer as a letter, a text, or a position counted from 0; or as a
-    label where choices have some of their own, as ARC has them: `{"text": [...], "label": [...]}`.
+    label if choices have labels, as in ARC: `{"text": [...], "label": [...]}`.
 
     Pitfall: "A" at the start of a sentence names the first choice; have answers in tags.
 
@@ -292,7 +292,7 @@ class Regex(Reward):
         """1 or 0, from a worker process.
 
         Raises:
-            DataError: The row's pattern is none, or took too long.
+            DataError: The row's pattern is invalid, or took too long.
         """
         pattern, answer = self._pattern(row), self._answer(text)
         if answer is None:
@@ -323,7 +323,7 @@ class Regex(Reward):
 
 
 def matches(pattern: str, answer: str, whole: bool) -> float:
-    """1 or 0; may take for ever.
+    """1 or 0; may not terminate.
 
     Raises:
         DataError: Not a pattern.

@@ -19,9 +19,9 @@ from typing import TypeAlias, cast
 from es_cookbook.common.errors import DataError
 
 Scalar: TypeAlias = str | int | float | Decimal | datetime.date | datetime.time
-"""What is shown as a text of its own; a bool is an int."""
+"""Values that are shown without JSON; a bool is an int."""
 _FIRST_WITH_POWER = 1e21
-"""From here on a whole float is shown with a power of ten, as JavaScript does."""
+"""Whole floats from here on are shown with a power of ten, as in JavaScript."""
 
 
 def printed(value: object) -> str:
@@ -46,7 +46,7 @@ def printed(value: object) -> str:
 
 
 def whole(value: object) -> object:
-    """A float as the whole number that it is shown as, if it is one; all else as it is.
+    """A whole float as an int; any other value unchanged.
 
     >>> whole(42.0), whole(0.5), whole("42.0"), whole(1e22)
     (42, 0.5, '42.0', 1e+22)
