@@ -29,7 +29,6 @@ from es_cookbook.recipes.tic_tac_toe.game import (
     openings,
     played,
     question,
-    random_move,
     read_move,
     winner,
 )
@@ -93,7 +92,7 @@ def draw_position(rng: random.Random) -> str:
         for _ in range(rng.randrange(9)):
             if not legal_moves(position):
                 break
-            position = played(position, random_move(position, rng))
+            position = played(position, rng.choice(legal_moves(position)))
         if legal_moves(position):
             return position
 

@@ -9,8 +9,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.recipes.chat.problems import (
-    FULL_REWARD,
-    MAX_TOKENS,
+    KINDS,
     Problem,
     Task,
     generate_problems,
@@ -32,7 +31,7 @@ class _ChatEnv(ProblemEnv):
     problem: Problem
 
     def __post_init__(self) -> None:
-        self.full_reward = FULL_REWARD[self.task]
+        self.full_reward = KINDS[self.task].full_reward
 
     @override
     def grade(self, text: str) -> Grade:
@@ -69,7 +68,7 @@ class ChatDatasetBuilder(GeneratedDatasetBuilder):
     def generated(
         self, seed: int, fold: Fold, tokenizer: Tokenizer
     ) -> Iterator[ProblemGroupBuilder]:
-        longest = self.answer_tokens or MAX_TOKENS[self.task]
+        longest = self.answer_tokens or KINDS[self.task].max_tokens
         for problem in generate_problems(self.task, seed, fold, self.fold):
             tokens_T = render_prompt(tokenizer, problem.question, chat=True)
             asked = Observation(tokens_T, max_tokens=longest)

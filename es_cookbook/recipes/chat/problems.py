@@ -23,7 +23,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias, cast
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 from es_cookbook.common.files import parsed
 from es_cookbook.common.seeds import derive_seed
@@ -92,13 +92,13 @@ class Problem:
 def generate_problems(task: Task, seed: int, fold: Fold, held_out: int) -> Iterator[Problem]:
     """Seeded stream of a task's distinct problems, for training or held out."""
     rng = random.Random(derive_seed(seed, f"chat/{task}/{fold}"))
-    draw = functools.partial(_DRAWS[task], rng)
+    draw = functools.partial(KINDS[task].draw, rng)
     return distinct(draw, lambda problem: problem.is_in(fold, held_out))
 
 
 def grade(task: Task, text: str, problem: Problem) -> Grade:
     """Reward and metrics of an answer."""
-    return _GRADES[task](text.strip()[:LONGEST], problem)
+    return KINDS[task].grade(text.strip()[:LONGEST], problem)
 
 
 def _draw_sum(rng: random.Random) -> Problem:
@@ -279,36 +279,27 @@ def _metrics(**values: float) -> dict[str, float]:
     return {name: float(value) for name, value in values.items()}
 
 
-_DRAWS: Mapping[Task, Callable[[random.Random], Problem]] = {
-    "sums": _draw_sum,
-    "differences": _draw_difference,
-    "chain_sum": _draw_chain_sum,
-    "constraints": _draw_constraints,
-    "conciseness": _draw_fact,
-    "extraction": _draw_text,
-}
-_GRADES: Mapping[Task, Callable[[str, Problem], Grade]] = {
-    "sums": _grade_number,
-    "differences": _grade_number,
-    "chain_sum": _grade_number,
-    "constraints": _grade_constraints,
-    "conciseness": _grade_fact,
-    "extraction": _grade_json,
-}
-MAX_TOKENS: Mapping[Task, int] = {
-    "sums": 16,
-    "differences": 16,
-    "chain_sum": 16,
-    "constraints": 40,
-    "conciseness": 16,
-    "extraction": 40,
-}
-"""Of an answer: what a good one needs, and a little more."""
-FULL_REWARD: Mapping[Task, float] = {
-    "sums": 1.0,
-    "differences": 1.0,
-    "chain_sum": 1.0,
-    "constraints": 1.0,
-    "conciseness": 0.0,
-    "extraction": 1.0,
+class Kind(NamedTuple):
+    """How the problems of a task are made and graded.
+
+    Attributes:
+        draw: makes a random problem.
+        grade: grades an answer to a problem.
+        max_tokens: most tokens of an answer: those of a good one, and a few more.
+        full_reward: reward of a perfect answer.
+    """
+
+    draw: Callable[[random.Random], Problem]
+    grade: Callable[[str, Problem], Grade]
+    max_tokens: int = 16
+    full_reward: float = 1.0
+
+
+KINDS: Mapping[Task, Kind] = {
+    "sums": Kind(_draw_sum, _grade_number),
+    "differences": Kind(_draw_difference, _grade_number),
+    "chain_sum": Kind(_draw_chain_sum, _grade_number),
+    "constraints": Kind(_draw_constraints, _grade_constraints, max_tokens=40),
+    "conciseness": Kind(_draw_fact, _grade_fact, full_reward=0.0),
+    "extraction": Kind(_draw_text, _grade_json, max_tokens=40),
 }

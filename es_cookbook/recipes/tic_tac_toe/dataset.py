@@ -26,13 +26,12 @@ from es_cookbook.recipes.tic_tac_toe.game import (
     Mark,
     PromptStyle,
     Tournament,
+    best_moves,
     legal_moves,
     mover,
     openings,
-    perfect_move,
     played,
     question,
-    random_move,
     read_move,
     winner,
 )
@@ -63,10 +62,11 @@ from es_cookbook.rl.types import (
 
 Opponent: TypeAlias = Literal["random", "perfect"]
 
-_PLAYERS: Mapping[Opponent, Callable[[str, random.Random], int]] = {
-    "random": random_move,
-    "perfect": perfect_move,
+_PLAYERS: Mapping[Opponent, Callable[[str], Sequence[int]]] = {
+    "random": legal_moves,
+    "perfect": best_moves,
 }
+"""The moves among which each chooses at random."""
 _RESULTS: Mapping[Opponent, tuple[str, str, str]] = {
     name: (f"wins_against_{name}", f"draws_with_{name}", f"loses_to_{name}") for name in _PLAYERS
 }
@@ -211,8 +211,8 @@ class _OpponentEnv(Env):
 
     def _let_opponent_move(self) -> None:
         if legal_moves(self.position) and mover(self.position) != self.mark:
-            move = _PLAYERS[self.opponent](self.position, self._rng)
-            self.position = played(self.position, move)
+            moves = _PLAYERS[self.opponent](self.position)
+            self.position = played(self.position, self._rng.choice(moves))
 
     def _ended(self, result: int, illegal: float) -> StepResult:
         names = _RESULTS[self.opponent]

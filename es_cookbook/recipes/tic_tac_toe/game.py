@@ -22,7 +22,6 @@ Left out: ratings of genomes. One opening is too few games for them.
 
 import functools
 import itertools
-import random
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -188,14 +187,6 @@ def read_move(text: str) -> int | None:
     last = re.search(r"(?:(?<![0-9])-)?[0-9]+(?:\.[0-9]+)?$", text[max(end - _LONGEST, 0) : end])
     number = float(last[0]) if last and len(last[0]) < _LONGEST else 0.0
     return int(number) if number in CELLS else None
-
-
-def random_move(position: str, rng: random.Random) -> int:
-    return rng.choice(legal_moves(position))
-
-
-def perfect_move(position: str, rng: random.Random) -> int:
-    return rng.choice(best_moves(position))
 
 
 Ask: TypeAlias = Callable[[int, str], Awaitable[int | None]]

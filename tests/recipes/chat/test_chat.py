@@ -6,7 +6,7 @@ import pytest
 
 from es_cookbook.recipes.chat.dataset import ChatDatasetBuilder
 from es_cookbook.recipes.chat.problems import (
-    FULL_REWARD,
+    KINDS,
     Problem,
     Task,
     generate_problems,
@@ -36,10 +36,10 @@ async def test_gold_answers_earn_everything_and_no_test_problem_is_trained_on(ta
     assert held_out.isdisjoint(other) and asked.isdisjoint(other)
     for problem in islice(generate_problems(task, 0, "test", 0), 50):
         found = grade(task, f" {problem.gold}\n", problem)
-        assert found.reward == FULL_REWARD[task]
+        assert found.reward == KINDS[task].full_reward
         assert found.metrics["correct"] == found.metrics["well_formed"] == 1
         nothing = grade(task, "", problem)
-        assert nothing.reward < FULL_REWARD[task] and nothing.metrics["correct"] == 0
+        assert nothing.reward < KINDS[task].full_reward and nothing.metrics["correct"] == 0
 
 
 @pytest.mark.parametrize(

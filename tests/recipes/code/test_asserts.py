@@ -28,6 +28,7 @@ async def test_each_test_passes_or_fails_by_itself() -> None:
         ("def f(*a, k=0): return a, k", "f(1, b'x', k=2j) == ((1, b'x'), 2j)"),
         ("def f(n): return (i for i in range(n))", "list(f(3)) == [0, 1, 2]"),
         ("def f(): return frozenset((1, 2))", "len({f(), f()}) == 1"),
+        ("def f(x): return 10 ** 5000 + x", "f(1) == 10 ** 5000 + 1"),
         ("from fractions import Fraction as f", "f(7, 3) > 2 and f(1, 2) == 0.5"),
         ("class F(float): pass\ndef f(n): return [F(n)]", "f(2) == [2.0]"),
         ("import enum\nclass C(str, enum.Enum): A = 'r'\ndef f(): return C.A", "f() == 'r'"),
