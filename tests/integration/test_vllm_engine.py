@@ -373,7 +373,7 @@ def test_ranks_of_a_tensor_parallel_engine_have_together_what_one_has_and_what_w
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     config = PlanConfig(
         model_name=str(path),
-        machine="2xh100",
+        machine="2x80gb",
         engine=running.builder,
         population_size=4,
         search_space=space,

@@ -1,6 +1,6 @@
 """Print what a run needs before it begins: memory, rollouts and tokens.
 
-    python -m es_cookbook plan model_name=Qwen/Qwen2.5-7B-Instruct machine=8xh100 engine=vllm
+    python -m es_cookbook plan model_name=Qwen/Qwen2.5-7B-Instruct machine=8x80gb engine=vllm
     ... machine=here
 
 Only the model's config.json is read, and no GPU is needed. Options default to the main job's.
@@ -24,7 +24,7 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.errors import ConfigError, ModelError, nearest
+from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.names import Names
 from es_cookbook.common.terminal import GIB, say, show_bytes
 from es_cookbook.engines.base import ENGINE_NAMES
@@ -44,18 +44,6 @@ _ENGINES = Names({name: ENGINE_NAMES[name] for name in ("torch", "vllm")}, defau
 _SEARCH_SPACES = Names(
     {name: SEARCH_SPACE_NAMES[name] for name in ("low_rank", "full_rank")}, default="low_rank"
 )
-GPUS = {
-    "a10": 24,
-    "a100-40gb": 40,
-    "a100-80gb": 80,
-    "b200": 180,
-    "h100": 80,
-    "h200": 141,
-    "l4": 24,
-    "l40s": 48,
-    "rtx-4090": 24,
-}
-"""Memory in GB (10⁹ bytes), from NVIDIA's data sheets; the SXM version where there are several."""
 
 
 class Machine(NamedTuple):
@@ -66,22 +54,19 @@ class Machine(NamedTuple):
 
 
 def machine_of(text: str) -> Machine:
-    """The machine that an option names.
+    """The machine that an option describes: "here", "80gb" or "8x80gb".
 
     Raises:
-        ConfigError: There is no machine of this name.
+        ConfigError: It is written differently.
     """
     if text == "here":
         return _this_machine()
-    found = re.fullmatch(r"(?:([1-9]\d{0,4})x)?(?:(\d+(?:\.\d+)?)gb|(.+))", text)
-    count, size, name = found.groups() if found else (None, None, text)
-    gigabytes = float(size) if size else GPUS.get(name, 0)
-    if not gigabytes:
+    found = re.fullmatch(r"(?:([1-9]\d{0,4})x)?(\d+(?:\.\d+)?)gb", text)
+    if not found or not float(found[2]):
         raise ConfigError(
-            f"machine={text}: {nearest(name or text, ['here', *GPUS])}; several are "
-            "8xh100, and another GPU is its memory, 24gb"
+            f"machine={text}: accepted are here, the memory of a GPU (80gb), or several (8x80gb)"
         )
-    return Machine(int(count or 1), gigabytes)
+    return Machine(int(found[1] or 1), float(found[2]))
 
 
 def _this_machine() -> Machine:
@@ -101,8 +86,7 @@ class PlanConfig:
 
     model_name: str = chz.field(doc="model directory (config.json is enough) or Hub name")
     machine: str = chz.field(
-        default="h100",
-        doc=f"here, a GPU ({', '.join(GPUS)}, or its memory, 24gb) or several (8xh100)",
+        default="80gb", doc="here, the memory of a GPU (24gb), or several GPUs (8x80gb)"
     )
     engine: TorchEngineBuilder | VLLMEngineBuilder = _ENGINES.field("kind of engine")
     search_space: SearchSpaceBuilder = _SEARCH_SPACES.field(

@@ -122,22 +122,7 @@ class WandbTrackerBuilder(TrackerBuilder):
 
     @override
     def check(self) -> None:
-        """Warn before the first generation if nothing will reach W&B.
-
-        Raises:
-            ConfigError: wandb is not installed.
-        """
         _require("wandb", "wandb")
-        if self.wandb_project is None or os.environ.get("WANDB_MODE", "online") != "online":
-            return
-        with contextlib.suppress(Exception):  # The tracker reports failures of W&B.
-            if not _is_logged_in():
-                logger.warning(
-                    "trackers.wandb.wandb_project=%s: not logged in to W&B, so the run stays "
-                    "offline; set WANDB_API_KEY or run `wandb login` before it, or upload it with "
-                    "`wandb sync` later",
-                    self.wandb_project,
-                )
 
     def __call__(self, run: RunInfo) -> Tracker:
         return _WandbTracker(self, run)
@@ -187,20 +172,32 @@ def _is_reachable() -> bool:
     return True
 
 
+def _mode(project: str | None) -> Literal["online", "offline", "disabled"]:
+    """Online with a project, a login and a server, unless WANDB_MODE says otherwise."""
+    wanted = os.environ.get("WANDB_MODE", "online")
+    if wanted == "disabled":
+        return "disabled"
+    if wanted != "online" or project is None:
+        return "offline"
+    if not _is_logged_in():
+        logger.warning(
+            "trackers.wandb.wandb_project=%s: not logged in to W&B, so the run stays offline; set "
+            "WANDB_API_KEY or run `wandb login` before it, or upload it with `wandb sync` later",
+            project,
+        )
+        return "offline"
+    return "online" if _is_reachable() else "offline"
+
+
 def _start_wandb(builder: WandbTrackerBuilder, run: RunInfo) -> "wandb.Run":
     import wandb
 
     id_path = run.path / WANDB_ID
     if not id_path.exists():
         replace_file(id_path, [uuid.uuid4().hex[:8].encode()])
-    wanted = os.environ.get("WANDB_MODE", "online")
     project = builder.wandb_project
-    mode: Literal["online", "offline", "disabled"] = "offline"
-    if wanted == "disabled":
-        mode = "disabled"
-    elif wanted == "online" and project and _is_logged_in() and _is_reachable():
-        mode = "online"
-    else:
+    mode = _mode(project)
+    if mode == "offline":
         # W&B's service would resolve the address of its error reporting even when offline.
         os.environ["WANDB_ERROR_REPORTING"] = "false"
     started = wandb.init(
