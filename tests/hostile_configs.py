@@ -72,7 +72,7 @@ NAMES = (
     *("lambda: __import__('evil_env')", "es_cookbook.runs:(lambda: 0)", "1:2"),
     # Real ones, where they do not belong.
     *("es_cookbook.runs.program:run", "es_cookbook.common.cli:run_cli"),
-    *("es_cookbook.evolution.optimizers.es:ES", "es_cookbook.plugins.hub.command:HubCommand"),
+    *("es_cookbook.evolution.optimizers.es:ES", "es_cookbook.plugins.hub.push:HubCommand"),
 )
 
 _COMMAND = f"__import__('pathlib').Path({CANARY!r}).touch()"

@@ -1,5 +1,8 @@
 """Push a directory to the Hugging Face Hub: an export, or the files of a run.
 
+    HF_TOKEN=... python -m es_cookbook hub runs/mine repo_id=me/mine
+    HF_TOKEN=... python -m es_cookbook hub exported repo_id=me/mine revision=generation-50
+
 A push is one commit, so a revision has all of it or nothing. The history, config and metrics of a
 run directory (one with a `history.jsonl`) go into the folder `run` of the repository; the files of
 any other directory go to the top, so one repository can hold both. Nothing is deleted there. A run
@@ -15,9 +18,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import chz
+
+from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.errors import ConfigError, HubError, RunDirectoryError
 from es_cookbook.common.files import ANY_SIZE, PARTIAL_SUFFIX, check_file, kind_of, lines, opened
-from es_cookbook.common.terminal import one_line, plural
+from es_cookbook.common.terminal import one_line, plural, say
 from es_cookbook.plugins.hub.client import FIRST_SECONDS, TOKEN, asking
 from es_cookbook.runs.directory.directory import CONFIG, HISTORY, METRICS
 from es_cookbook.runs.history.format import LONGEST_LINE
@@ -157,3 +163,29 @@ def _make_repository(api: "HfApi", repo_id: str, private: bool) -> None:
             f"{repo_id} is public; make it private, or give private=False to push to a repository "
             "that everybody may read"
         )
+
+
+@chz.chz
+class HubCommand:
+    """Push an export or a run to the Hugging Face Hub, with the token in HF_TOKEN."""
+
+    path: str = chz.field(doc="directory of an export or a run", metadata=UNNAMED)
+    repo_id: str = chz.field(doc="repository, owner/name; created if it does not exist")
+    revision: str = chz.field(default=MAIN, doc="branch; created if it does not exist")
+    private: bool = chz.field(
+        default=True, doc="create a private repository, and refuse to push to a public one"
+    )
+
+    @chz.validate
+    def _repository(self) -> None:
+        check_repo_id(self.repo_id)
+
+
+def main(config: HubCommand) -> None:
+    """Push, and print the address of the commit."""
+    say(f"pushing {config.path} to {config.repo_id}")
+    print(push(Path(config.path), config.repo_id, config.revision, config.private))
+
+
+def cli() -> None:
+    run_cli(main, HubCommand)
