@@ -133,11 +133,6 @@ def test_a_fork_takes_the_recorded_steps_as_given_and_its_own_fields_from_there_
     records = list(read_history(tmp_path / "b/history.jsonl"))
     assert len(records) == 9
     assert records[:3] == parent[:3] and records[3].step != parent[3].step
-    # Resumed once more, the steps of the parent are not asked of this optimizer, its own are.
-    resumes(tmp_path / "b", "num_generations=9")
-    before = files(tmp_path / "b")
-    refused("resume", str(tmp_path / "b"), "trust=tests", "num_generations=10")  # It ends at 9.
-    assert files(tmp_path / "b") == before
     # A fork of the fork, before and after where that began.
     for generation in (2, 5):
         output = tmp_path / f"c{generation}"

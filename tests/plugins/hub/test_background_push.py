@@ -151,7 +151,6 @@ async def test_a_run_is_the_same_whatever_the_server_does_after_its_start(
             "cannot push to me/run: http://{} refuses repository me/run: it was",
         ),
         ("public", "cannot push to me/run: me/run is public; make it private, or give private="),
-        ("offline", "cannot push to me/run: http://{} is not asked, because HF_HUB_OFFLINE is set"),
     ],
 )
 async def test_a_push_that_the_hub_would_refuse_ends_the_run_before_a_model_is_loaded(
@@ -164,10 +163,8 @@ async def test_a_push_that_the_hub_would_refuse_ends_the_run_before_a_model_is_l
     elif trouble == "may not write":
         hub.repositories["me/run"] = Repository(private=True)
         hub.read_only = True
-    elif trouble == "public":
-        hub.repositories["me/run"] = Repository(private=False)
     else:
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        hub.repositories["me/run"] = Repository(private=False)
     push = HubPush(repo_id="me/run")
     with pytest.raises(HubError) as caught:
         await train(tiny(tmp_path / "run", trackers=pushed(push), engine=NoEngineBuilder()))

@@ -13,7 +13,7 @@ from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.plugins.report import writing as module
 from es_cookbook.plugins.report.rollouts import RolloutTable
 from es_cookbook.plugins.report.writing import contents
-from tests.plugins.report.made_runs import GRADIENTS, make_run, rollout
+from tests.plugins.report.made_runs import make_run, rollout
 from tests.runs.directory.test_damaged_directories import RUNS, content, damage
 
 
@@ -73,14 +73,6 @@ def test_runs_that_differ_in_their_seed_are_one_group(tmp_path: Path) -> None:
     assert found["groups"][1]["label"].startswith("ES, sigma=0.02")
     assert "3 runs" in found["groups"][0]["sentence"]
     assert "75.0 to 75.0 over runs" in found["groups"][0]["sentence"]
-
-
-def test_gradients_are_shown_beside_evolution_strategies(tmp_path: Path) -> None:
-    found = charts(make_run(tmp_path / "es"), make_run(tmp_path / "gradient", config=GRADIENTS))
-    assert [group["label"] for group in found["groups"]] == ["ES", "gradients"]
-    assert found["runs"][1]["gradients"] is True
-    assert found["runs"][1]["fitness"] is None
-    assert found["runs"][1]["columns"]["env/all/correct"][:2] == [0.3, 0.4]
 
 
 def test_rollouts_come_back_from_their_columns(tmp_path: Path) -> None:

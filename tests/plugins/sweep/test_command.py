@@ -50,7 +50,6 @@ def test_lists_and_ranges_are_read_as_they_are_typed() -> None:
         {
             "values.objective.weights": "1,0.2;1,0.5",
             "values.sampling.temperature": "0.5,1",
-            "values.versions": "1.10,2",
             "values.optimizer.learning_rate": "1e-3,2e-3",
             "range.optimizer.sigma": "0.001:1e-1:log",
             "range.attempts": "1:4",
@@ -60,7 +59,6 @@ def test_lists_and_ranges_are_read_as_they_are_typed() -> None:
     assert space == {
         "objective.weights": Values(("1,0.2", "1,0.5")),
         "sampling.temperature": Values((0.5, 1)),
-        "versions": Values(("1.10", "2")),
         "optimizer.learning_rate": Values((0.001, 0.002)),
         "optimizer.sigma": Range(0.001, 0.1, log=True),
         "attempts": Range(1, 4),
