@@ -14,11 +14,14 @@ import json
 import logging
 import math
 import os
+import shlex
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from es_cookbook.checkpoints.model_files import cached_model, digest_of
+from typing_extensions import override
+
+from es_cookbook.checkpoints.model_files import CONFIG, Format, Part, cached_model, digest_of
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.files import ANY_SIZE, opened
 from es_cookbook.common.terminal import one_line, say, stderr_into
@@ -67,6 +70,41 @@ WHOLE_WORDS = (
 _SPLITS_AS_GPT2 = ("", "default", "gpt-2")
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 """transformers' name of a special token -> the format's."""
+
+
+class GGUFFiles(Format):
+    """GGUF files, each converted once."""
+
+    accepted = "a GGUF file"
+
+    @override
+    def directory(self, model_name: str, part: Part = "weights") -> Path | None:
+        file = gguf_file(model_name)
+        return None if file is None else converted(file)
+
+
+def gguf_file(model_name: str) -> Path | None:
+    """The GGUF file of a model name: a file, or the only one of a directory without a model.
+
+    Raises:
+        ModelError: There is no such file, or a directory has several.
+    """
+    path = Path(model_name)
+    if not os.path.isdir(path):
+        if not model_name.endswith(SUFFIX):
+            return None
+        if os.path.exists(path):
+            return path
+        raise ModelError(f"model_name: there is no file {model_name!r}")
+    if (path / CONFIG).exists():
+        return None
+    files = sorted(each for each in path.iterdir() if each.suffix == SUFFIX)
+    if len(files) > 1:
+        raise ModelError(
+            f"model_name: the directory {str(path)!r} has {len(files)} GGUF files; name one: "
+            f"model_name={shlex.quote(str(files[0]))}"
+        )
+    return files[0] if files else None
 
 
 def converted(path: Path) -> Path:

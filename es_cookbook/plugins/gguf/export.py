@@ -27,11 +27,11 @@ from es_cookbook.plugins.gguf.conversion import (
     SPLITS,
     WHOLE_WORDS,
     FloatType,
+    gguf_file,
     llama3_factors,
     read_config,
     rope_of,
 )
-from es_cookbook.plugins.gguf.files import gguf_file
 from es_cookbook.plugins.gguf.header import import_gguf, read_header
 
 if TYPE_CHECKING:
