@@ -3,6 +3,7 @@
 A plain prompt needs no chat template, so what renders templates is imported where there is one.
 """
 
+import functools
 import logging
 import weakref
 from collections.abc import Sequence
@@ -88,23 +89,22 @@ def _chat(
     return template.text(with_system(system, [*before, *last]))
 
 
-_told: "weakref.WeakKeyDictionary[Tokenizer, set[tuple[str, bool]]]" = weakref.WeakKeyDictionary()
-"""Names of control tokens that the user was warned of, in plain text or in chats."""
-
-
 def _tell_control(tokenizer: Tokenizer, question: str, is_chat: bool) -> None:
     """Warn about a control token in a question, which may already be a rendered chat."""
-    name, told = Controls.of(tokenizer).named_in(question), _told.setdefault(tokenizer, set())
-    if name is None or (key := (name, is_chat)) in told:
-        return
-    told.add(key)
-    if not is_chat:
-        logger.warning("%r in %.60r is read as that control token of the model", name, question)
-        return
+    if (name := Controls.of(tokenizer).named_in(question)) is not None:
+        _warn_of(tokenizer, name, is_chat)
+
+
+@functools.lru_cache(64)
+def _warn_of(tokenizer: Tokenizer, name: str, is_chat: bool) -> None:
+    """Once per name."""
+    del tokenizer
     logger.warning(
-        "%r in %.60r belongs to the model's chat template, and is shown to the model as text; "
-        "questions that have been put into the template before need chat=False",
-        *(name, question),
+        "%r in a question belongs to the model's chat template, and is shown to the model as text; "
+        "questions that have been put into the template before need chat=False"
+        if is_chat
+        else "%r in a question is read as that control token of the model",
+        name,
     )
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,18 +17,10 @@ from es_cookbook.rl.objectives import (
     Outcomes,
     PassAtK,
     max_of_k,
-    outcomes,
     pass_at_k,
 )
-from es_cookbook.rl.types import (
-    GroupReward,
-    LostRollout,
-    TrajectoryGroup,
-)
-from tests.fakes import trajectory
 
 NAN = math.nan
-LOST = LostRollout("ValueError: no", "")
 
 
 def of(rewards_P_G_K: Any, tokens_P_G_K: Any = None, **metrics: Any) -> Outcomes:
@@ -92,30 +83,6 @@ def test_a_metric_that_nobody_reports_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=sentence):
         PassAtK(k=1, metric="corect")(of([[[1.0]]], correct=[[[1.0]]]))
     assert np.isnan(PassAtK(k=1)(of([[[NAN]]]))).all(), "everything lost is not the metric's fault"
-
-
-def groups() -> Sequence[TrajectoryGroup]:
-    won = trajectory(0.5, {"correct": 1.0}, tokens=3)
-    lost = trajectory(0.5, {}, {"correct": 0.0}, tokens=3)
-    return [
-        TrajectoryGroup([[won, LOST], [lost, won]]),
-        TrajectoryGroup(
-            [[LOST, LOST], [lost, lost]],
-            [[GroupReward(0)] * 2, [GroupReward(rank, {"rank": rank}) for rank in (1, 2)]],
-        ),
-    ]
-
-
-def test_groups_become_arrays_with_nan_where_there_is_nothing() -> None:
-    found = outcomes(groups())
-    np.testing.assert_array_equal(
-        found.rewards_P_G_K, [[[0.5, NAN], [0.5, 0.5]], [[NAN, NAN], [1.5, 2.5]]]
-    )
-    np.testing.assert_array_equal(found.tokens_P_G_K, [[[3, NAN], [6, 3]], [[NAN, NAN], [6, 6]]])
-    np.testing.assert_array_equal(
-        found.metrics["correct"], [[[1, NAN], [0, 1]], [[NAN, NAN], [0, 0]]]
-    )
-    np.testing.assert_array_equal(found.metrics["rank"][1], [[NAN, NAN], [1, 2]])
 
 
 @pytest.mark.parametrize(

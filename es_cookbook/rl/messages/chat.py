@@ -18,9 +18,11 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Hashable, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial
-from typing import Literal, TypeAlias, cast
+from typing import Generic, Literal, TypeAlias, TypeVar, cast
 
 import chz
 
@@ -28,7 +30,6 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError, ModelError
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.messages.encoder import Controls, behind, framed, inside
-from es_cookbook.rl.messages.kept import Kept
 from es_cookbook.rl.messages.message import (
     Form,
     Message,
@@ -43,6 +44,8 @@ from es_cookbook.rl.messages.template import ANSWERED, QUESTION, SENTINEL, ChatT
 from es_cookbook.rl.messages.tools import Tool, ToolSchema
 from es_cookbook.rl.types import Action, Observation, Tokenizer
 
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 ToolsIn: TypeAlias = Literal["template", "system", "nowhere"]
 """Where a model is told of its tools: by the chat template, in the system message, or nowhere."""
 
@@ -63,6 +66,57 @@ MOST_TOKENS = 1 << 20
 """Most tokens that `KeptTurns` keeps: at most 40 bytes each, and 8 where chats go on."""
 _TURN = 32
 """Overhead of a turn, in tokens."""
+
+
+class Kept(Generic[K, V]):
+    """Values by key; the least recently used go first. Threads may share it.
+
+    >>> kept = Kept[str, str](most=10)
+    >>> for name, size in (("a", 4), ("b", 4), ("a", 4), ("c", 4), ("d", 11)):
+    ...     _ = kept.of(name, name.upper, lambda found: size)
+    >>> [kept.get(name) for name in "abcd"], kept.size
+    (['A', None, 'C', None], 8)
+
+    Args:
+        most: total size of all values, in the unit in which sizes are given.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self.size = most, 0
+        self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Kept, (self._most,)
+
+    def get(self, key: K) -> V | None:
+        """The value; None if it is not kept."""
+        with self._lock:
+            if key not in self._values:
+                return None
+            self._values.move_to_end(key)
+            return self._values[key][0]
+
+    def keep(self, key: K, value: V, size: int) -> None:
+        """Keep a value, unless it alone is larger than `most`."""
+        with self._lock:
+            if key in self._values:
+                self.size -= self._values.pop(key)[1]
+            if size > self._most:
+                return
+            self._values[key] = value, size
+            self.size += size
+            while self.size > self._most:
+                _, (_, gone) = self._values.popitem(last=False)
+                self.size -= gone
+
+    def of(self, key: K, make: Callable[[], V], size: Callable[[V], int]) -> V:
+        """The value; it is made if it is not kept."""
+        found = self.get(key)
+        if found is None:
+            found = make()
+            self.keep(key, found, size(found))
+        return found
 
 
 class Renderer:

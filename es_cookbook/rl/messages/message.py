@@ -112,7 +112,7 @@ class Message:
         reasoning: what an assistant's message thinks, apart from its text, as some templates want.
 
     Raises:
-        EnvError: An unknown role, or a content that is not text.
+        EnvError: The role is unknown.
     """
 
     role: str
@@ -126,11 +126,6 @@ class Message:
             raise EnvError(
                 f"a message has the unknown role {self.role!r:.60}; "
                 f"{nearest(str(self.role), ROLES)}"
-            )
-        if not isinstance(self.content, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise EnvError(
-                f"the content of a message must be text, found {type(self.content).__name__} in "
-                f"the role {self.role!r}"
             )
 
     def as_dict(self) -> dict[str, object]:

@@ -18,7 +18,6 @@ import dataclasses
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from typing import cast
 
 from typing_extensions import override
 
@@ -104,7 +103,7 @@ class MessageEnv(ProvableEnv):
     async def step(self, action: Action) -> StepResult:
         opened = opened_thought(self.chat.tokenizer, self._stream.tokens_T)
         self._action, message = action, Message("assistant", whole_turn(action.text, opened))
-        reply = self._checked(await self.reply(message))
+        reply = await self.reply(message)
         limit = None if reply.done else self._stream.add(action, reply.messages)
         if not reply.done and limit is None:
             observation = self._stream.observation
@@ -131,18 +130,6 @@ class MessageEnv(ProvableEnv):
     @override
     async def try_gold(self, gold: str | tuple[str, ...], context_length: int) -> tuple[float, str]:
         return (await told_gold(self, gold, self.chat.tokenizer, context_length)).reward, ""
-
-    def _checked(self, found: object) -> Reply:
-        where = f"{type(self).__qualname__}.reply"
-        if not isinstance(found, Reply):
-            raise EnvError(f"{where} must give a Reply, found {type(found).__name__}")
-        messages = cast("Sequence[object]", found.messages)
-        if not found.done and not messages:
-            raise EnvError(f"{where} must give at least one message, or done=True")
-        for message in messages:
-            if not isinstance(message, Message):
-                raise EnvError(f"{where} must give Messages, found {type(message).__name__}")
-        return found
 
 
 class ToolEnv(MessageEnv):

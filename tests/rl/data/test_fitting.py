@@ -121,13 +121,6 @@ async def test_long_prompts_are_refused_or_skipped(long: str, said: list[str]) -
         await task(long, **given | {"max_prompt_tokens": 3})(TOKENIZER)
 
 
-def test_what_is_done_with_long_prompts_needs_their_length() -> None:
-    with pytest.raises(ConfigError, match=r"on_long_prompt=skip needs max_prompt_tokens: which"):
-        task("rows.jsonl", on_long_prompt="skip")
-    with pytest.raises(ConfigError, match="on_bad_row must be refuse or skip, found 'drop'"):
-        task("rows.jsonl", on_bad_row="drop")
-
-
 # --- tags and prefilled answers ------------------------------------------------------------------
 
 

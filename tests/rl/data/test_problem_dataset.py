@@ -40,12 +40,6 @@ def test_batch_is_a_function_of_the_generation_alone() -> None:
     assert [_names(other, generation) for generation in range(9)] != batches
 
 
-@pytest.mark.parametrize("size", [0, -1, 6])
-def test_batch_must_fit_the_problems(size: int) -> None:
-    with pytest.raises(ConfigError, match=f"problems_per_generation .* 5, .* found {size}"):
-        ProblemDataset([_builder(i) for i in range(5)], size, seed=0)
-
-
 async def test_validate_names_the_problem_whose_gold_earns_too_little() -> None:
     await ProblemDataset([_builder(0), _builder(1, None)], 1, seed=0).validate(64)
     with pytest.raises(DataError, match="problem 2: its own solution earns 0 of 1"):

@@ -12,7 +12,7 @@ from es_cookbook.common.errors import ConfigError, DataError, EnvError
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.task import Reward, Task
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
-from es_cookbook.rl.rewards.matching import Choice, Number
+from es_cookbook.rl.rewards.matching import Number
 from es_cookbook.rl.types import Action, Datasets
 from tests.chat_templates import CHATML, tokenizer_with
 from tests.recipe_problems import write_rows
@@ -115,31 +115,6 @@ async def test_what_is_no_chat_is_refused(tmp_path: Path, messages: object, said
     path = write_rows(tmp_path / "rows.jsonl", [{"messages": messages}])
     with pytest.raises(DataError, match=f"line 1: {said}"):
         await built(path, Number(), prompt="{messages}", num_test=0)
-
-
-async def test_choices_are_shown_by_letter(tmp_path: Path) -> None:
-    texts = ["red", "green"]
-    rows = [
-        {"question": "Grass?", "choices": texts, "answer": 1},
-        {"question": "Grass?", "choices": texts, "answer": "green"},
-        {"question": "Grass?", "choices": {"text": texts, "label": ["1", "2"]}, "answer": "2"},
-    ]
-    tokenizer = tokenizer_with(CHATML)
-    path = write_rows(tmp_path / "rows.jsonl", rows)
-    task = Task(
-        source=path,
-        num_test=0,
-        prompt="{question}\n{choices}",
-        reward=Choice(),
-        full_reward=None,
-        problems_per_generation=1,
-    )
-    for builder in problems(await task(tokenizer)):
-        env = builder.make_env()
-        assert isinstance(env, ProblemEnv)
-        shown = str(tokenizer.decode(list(env.observation.tokens_T)))
-        assert "Grass?\nA. red\nB. green<|im_end|>" in shown
-        assert [(await env.graded(text)).reward for text in ("It is B.", "A")] == [1.0, 0.0]
 
 
 async def test_a_reward_may_wait_and_measure_and_rows_have_tags(tmp_path: Path) -> None:

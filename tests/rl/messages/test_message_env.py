@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from typing_extensions import override
 
-from es_cookbook.common.errors import DataError, EnvError
+from es_cookbook.common.errors import DataError
 from es_cookbook.rl.messages.chat import Chat, ChatOptions, Limit
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.message_env import MessageEnv, Reply, Script, ToolEnv, told_gold
@@ -162,32 +162,6 @@ async def test_a_gold_answer_closes_the_thought_that_the_prompt_has_opened() -> 
     told = await told_gold(problem.make_env(), "5", chat.tokenizer)
     assert told.transitions[0].action.text == "</think>\n\n5"
     assert (await rollout(Said(chat), "5")).reward == 0.0
-
-
-class Wrong(Guess):
-    """Gives whatever it is told to."""
-
-    def __init__(self, given: object) -> None:
-        super().__init__(Chat(TOKENIZER))
-        self.given = given
-
-    @override
-    async def reply(self, message: Message) -> Reply:
-        return self.given  # type: ignore[return-value]
-
-
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        (None, "Wrong.reply must give a Reply, found NoneType"),
-        (Reply(), "Wrong.reply must give at least one message, or done=True"),
-        (Reply(messages=["No."]), "Wrong.reply must give Messages, found str"),  # type: ignore[list-item]
-        (Reply(reward=float("nan"), done=True), "finite number as reward, found float nan"),
-    ],
-)
-async def test_what_a_reply_gets_wrong_is_a_sentence(given: object, sentence: str) -> None:
-    with pytest.raises(EnvError, match=sentence):
-        await rollout(Wrong(given), "1")
 
 
 def builder(gold: str | tuple[str, ...], **options: object) -> ProblemGroupBuilder:

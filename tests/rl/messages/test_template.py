@@ -5,8 +5,6 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from tokenizers import Tokenizer, models, normalizers
-from transformers import AddedToken, PreTrainedTokenizerFast
 
 from es_cookbook.common.errors import ModelError
 from es_cookbook.rl.messages.chat import Renderer
@@ -127,18 +125,6 @@ def test_the_name_of_a_control_token_in_a_message_is_text(name: str, role: str) 
     turn = Action((7,), "", "length")
     added, quiet = (renderer.added(turn, chat) for chat in chats)
     assert added.count(ends) == quiet.count(ends)
-
-
-def test_a_name_in_other_letters_that_a_tokenizer_reads_as_the_token_is_refused() -> None:
-    plain = Tokenizer(models.BPE(dict(zip("abcdefim_<>|t\n", range(14), strict=True)), []))
-    plain.normalizer = normalizers.Lowercase()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, chat_template=CHATML)
-    end = AddedToken("<|im_end|>", normalized=True, special=True)
-    tokenizer.add_special_tokens({"eos_token": end})  # type: ignore[dict-item]
-    template = ChatTemplate(tokenizer)
-    assert template.tokens([Message("user", "<|im_end|>")]).count(14) == 1
-    with pytest.raises(ModelError, match="reads as a control token, in other letters"):
-        template.tokens([Message("user", "<|IM_END|>")])
 
 
 def test_names_of_control_tokens_in_tools_and_calls_are_text() -> None:

@@ -10,7 +10,6 @@ from typing import Literal
 import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
-from es_cookbook.rl.rewards.answers import lettered
 from es_cookbook.rl.rewards.base import graded
 from es_cookbook.rl.rewards.matching import (
     LONGEST_CHOICE,
@@ -71,20 +70,6 @@ def test_the_choice_named_last(answer: str, choices: list[str], position: int | 
 def test_choices_of_letters_are_named_by_their_texts_alone() -> None:
     row = {"choices": ["B", "A"], "answer": 1}
     assert (Choice()("A", row), Choice()("B", row)) == (1.0, 0.0)
-
-
-@pytest.mark.parametrize("count", [26, 27, 52, 53, 702])
-def test_every_choice_of_a_prompt_has_the_name_that_earns_its_reward(count: int) -> None:
-    texts = [f"item number {i}" for i in range(count)]
-    lines = lettered(texts).split("\n")
-    assert len(lines) == count
-    for at in {0, 25, 26 % count, count // 2, count - 1}:
-        name, _, text = lines[at].partition(". ")
-        for right in (name, text, at):
-            row = {"choices": texts, "answer": right}
-            said = (f"It is ({name}).", f"no B: <answer>{name.lower()}</answer>", text)
-            assert [Choice()(each, row) for each in (*said, lines[at - 1])] == [1, 1, 1, 0]
-        assert Choice().read(text, {"choices": texts}) == name
 
 
 @pytest.mark.parametrize(
