@@ -108,7 +108,6 @@ class CentreAnswers:
     Attributes:
         answers_P: one for each rollout in which it said something.
         num_tokens: expected length of the answers of a rollout.
-        seconds: how long the rollouts took.
         look: what they show.
         prompts: the first prompt of each rollout.
         scale: nats that a rollout loses, over the mean that `answers_P` lose.
@@ -116,7 +115,6 @@ class CentreAnswers:
 
     answers_P: Sequence[AnswersProblem]
     num_tokens: float
-    seconds: float
     look: Look
     prompts: Sequence[Observation] = ()
     scale: float = 1.0
@@ -198,7 +196,6 @@ async def centre_answers(
     return CentreAnswers(
         answers_P,
         num_tokens=expected / max(1, len(said)),
-        seconds=took,
         look=look,
         prompts=[each.trajectory.transitions[0].observation for each in said],
         scale=expected / max(1, num_said),

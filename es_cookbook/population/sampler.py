@@ -28,8 +28,9 @@ import gc
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import anyio
 
@@ -57,6 +58,8 @@ _MOST_KINDS = 20
 _MOST_CHARS = 8_000
 """Of a traceback: its end says what happened."""
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000
+_Loss: TypeAlias = tuple[str, int, LostRollout]
+"""Name of the problem, number of the genome, and what happened."""
 
 _logger = logging.getLogger(__name__)
 
@@ -206,7 +209,7 @@ class PopulationSampler:
         sampling = self.sampling if self.sampling_at is None else self.sampling_at(generation)
         size = len(genomes_G), self.attempts
         async with self._rollouts(generation, env_group_builders_P, size, sampling) as rollouts:
-            self._scheduler.begin(len(genomes_G), overlapping=overlap is not None)
+            self._scheduler.begin(len(genomes_G))
             num_engines = 1 if together else self.engine.num_engines
 
             async def run_block() -> None:
@@ -322,18 +325,25 @@ class PopulationSampler:
         total = time.perf_counter() - began
         self.seconds = Seconds(rollouts.load_seconds, total - rollouts.load_seconds, watch.seconds)
         rollouts.results_P = [group.result() for group in groups_P]
-        losses = list(_losses(env_group_builders_P, rollouts.results_P))
+        names_P = problem_names(env_group_builders_P)
+        losses: list[_Loss] = [
+            (name, g, trajectory)
+            for name, group in zip(names_P, rollouts.results_P, strict=True)
+            for g, trajectories_K in enumerate(group.trajectories_G_K)
+            for trajectory in trajectories_K
+            if isinstance(trajectory, LostRollout)
+        ]
         self._warn(losses, count, generation)
         if len(losses) > self.max_failed_fraction * count:
             what = "an evaluation" if generation is None else f"generation {generation}"
-            first = losses[0].lost
+            _, _, first = losses[0]
             raise TooManyLostError(
                 f"{len(losses)} of the {count} rollouts of {what} were lost, more than "
                 f"max_failed_fraction={self.max_failed_fraction:g} allows; the first: "
                 f"{first.reason}\n{own_frames(first.traceback)}".rstrip()
             )
 
-    def _warn(self, losses: "Sequence[_Loss]", num_rollouts: int, generation: int | None) -> None:
+    def _warn(self, losses: Sequence[_Loss], num_rollouts: int, generation: int | None) -> None:
         """Warn of each new kind of loss in one line; its traceback goes to the run's log.
 
         A run goes on without a lost rollout, so its user has to hear of it, on a terminal or not.
@@ -341,17 +351,18 @@ class PopulationSampler:
         what = "an evaluation" if generation is None else f"generation {generation + 1}"
         by_kind: dict[tuple[str, str], list[_Loss]] = {}
         for loss in losses:
-            by_kind.setdefault(loss.kind, []).append(loss)
+            by_kind.setdefault(_kind(loss[-1]), []).append(loss)
         for kind, (first, *others) in by_kind.items():
             if kind in self._kinds_warned or len(self._kinds_warned) == _MOST_KINDS:
                 continue
             self._kinds_warned.add(kind)
+            name, genome, lost = first
             sentence = (
                 f"{what}: {1 + len(others)} of {num_rollouts} rollouts lost, the first at "
-                f"{one_line(first.problem)} by genome {first.genome}: "
-                f"{printable(first.lost.reason):.500}"
+                f"{one_line(name)} by genome {genome}: "
+                f"{printable(lost.reason):.500}"
             )
-            trace = first.lost.traceback[-_MOST_CHARS:]
+            trace = lost.traceback[-_MOST_CHARS:]
             if self.log and trace and (path := self.log(f"{sentence}\n{trace}")):
                 sentence += f"; its traceback is in {path}"
             _logger.warning("%s", sentence)
@@ -374,28 +385,10 @@ class _Rollouts:
     load_seconds: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Loss:
-    problem: str
-    genome: int
-    lost: LostRollout
-
-    @property
-    def kind(self) -> tuple[str, str]:
-        """The class of the exception, and the last line of code in its traceback."""
-        places = [line for line in self.lost.traceback.split("\n") if line.startswith("  File ")]
-        return self.lost.reason.partition(":")[0], places[-1] if places else ""
-
-
-def _losses(
-    env_group_builders_P: Sequence[EnvGroupBuilder], groups_P: Sequence[TrajectoryGroup]
-) -> Iterator[_Loss]:
-    names_P = problem_names(env_group_builders_P)
-    for name, group in zip(names_P, groups_P, strict=True):
-        for g, trajectories_K in enumerate(group.trajectories_G_K):
-            for trajectory in trajectories_K:
-                if isinstance(trajectory, LostRollout):
-                    yield _Loss(name, g, trajectory)
+def _kind(lost: LostRollout) -> tuple[str, str]:
+    """The class of the exception, and the last line of code in its traceback."""
+    places = [line for line in lost.traceback.split("\n") if line.startswith("  File ")]
+    return lost.reason.partition(":")[0], places[-1] if places else ""
 
 
 @contextlib.contextmanager

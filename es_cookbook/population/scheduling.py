@@ -41,9 +41,6 @@ class BlockScheduler:
     takes half of its share. What is left after that is shared in the same way by those that are
     free first.
 
-    Where generations overlap they need not end together, since a free engine begins the next one.
-    So no share is halved: a block lasts at least as long as its longest answer.
-
     Args:
         clock: seconds.
     """
@@ -56,19 +53,17 @@ class BlockScheduler:
         """Genomes of this generation that each engine has taken."""
         self._num_genomes = 0
         self._next = 0
-        self._is_whole = False
 
     @property
     def num_left(self) -> int:
         """Genomes that no engine has taken."""
         return self._num_genomes - self._next
 
-    def begin(self, num_genomes: int, *, overlapping: bool = False) -> None:
-        """Another generation; if they overlap, blocks of the one before may still be running."""
+    def begin(self, num_genomes: int) -> None:
+        """Another generation; blocks of the one before may still be running."""
         self._num_genomes = num_genomes
         self._next = 0
         self._taken.clear()
-        self._is_whole = overlapping
 
     def take(self, label: str, num_engines: int, capacity: int) -> _Block:
         """Genomes for an engine that is free.
@@ -79,7 +74,7 @@ class BlockScheduler:
             capacity: most genomes of a block.
         """
         share = self._share(label, num_engines)
-        if label not in self._speeds and num_engines > 1 and not self._is_whole:
+        if label not in self._speeds and num_engines > 1:
             share /= 2
         wanted = share * self._num_genomes - self._taken[label]
         if wanted <= 0:

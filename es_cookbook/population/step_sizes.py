@@ -16,9 +16,8 @@ The σ that is taken loses `LOSS`. That was chosen where grids of runs had told 
 on five models and tasks (docs/lab_notes.md): the best σ, from 0.002 to 0.01, was within a factor of
 2.4 of it, and 88 % or more of the best gain was reached.
 
-The search keeps to a time by the clock: that of two generations as far as the centre's answers tell
-it, at least `LEAST_SECONDS` and at most `MOST_SECONDS`. A σ under way when it is up is finished.
-If the time is short, the centre's answers are cut (`centre_answers`), and genomes score fewer and
+The search takes `SECONDS` by the clock, and a σ under way when they are over is finished. If the
+time is short, the centre's answers are cut (`centre_answers`), and genomes score fewer and
 shorter ones; the loss of an answer is taken to grow with its length. The next σ is where the power
 law through the last losses has `LOSS`, and the search ends when a loss is near that, or there is no
 time for another σ.
@@ -66,10 +65,8 @@ _LARGEST = 1e3
 """Upper bound on losses: a model may be so far off that its log-probabilities are not finite."""
 _USUAL = 4
 """Sigmas that are usually tried."""
-LEAST_SECONDS, MOST_SECONDS = 30.0, 45.0
-"""Bounds of the search's time; the σ under way then is finished."""
-_BATCHED = 0.25
-"""Time of a rollout among many, over that of one among few."""
+SECONDS = 40.0
+"""Time of the search; the σ under way then is finished."""
 _LEAST_TOKENS, _LEAST_ANSWERS = 32, 4
 """Fewer answers only if a single σ would take more than all of the time."""
 
@@ -103,7 +100,6 @@ class FoundSigma:
 async def find_sigma(
     sampler: PopulationSampler,
     batch_P: Sequence[EnvGroupBuilder],
-    num_rollouts: int = 0,
     answers: CentreAnswers | None = None,
 ) -> FoundSigma:
     """The σ at which the centre's answers lose `LOSS`, to two digits.
@@ -111,7 +107,6 @@ async def find_sigma(
     Args:
         sampler: samples as the run does, one attempt each; genomes' seeds follow from its own.
         batch_P: problems, of which the first few are asked.
-        num_rollouts: rollouts of a generation, whose time bounds the search's.
         answers: the centre's answers to the first few problems, if they are known.
 
     Raises:
@@ -121,15 +116,13 @@ async def find_sigma(
     began, problems_P = time.perf_counter(), batch_P[:_PROBLEMS]
     say(f"looking for sigma by the centre's answers to {plural(len(problems_P), 'problem')}")
     if answers is None:
-        answers = await centre_answers(sampler, problems_P, MOST_SECONDS / 3)
+        answers = await centre_answers(sampler, problems_P, SECONDS / 3)
     if not answers.answers_P:
         raise ConfigError(
             f"optimizer.sigma=auto: the centre gave no answer to any of "
             f"{plural(len(problems_P), 'problem')}; give optimizer.sigma a number"
         )
-    generation = _BATCHED * answers.seconds * num_rollouts / len(problems_P)
-    seconds = min(max(LEAST_SECONDS, 2 * generation), MOST_SECONDS)
-    search = _Search(sampler, answers, began + seconds)
+    search = _Search(sampler, answers, began + SECONDS)
     sigma = _two_digits(await search.crossing())
     return FoundSigma(sigma, search.losses, time.perf_counter() - began, search.shortened)
 

@@ -39,7 +39,7 @@ from es_cookbook.population.centre_answers import (
     centre_answers,
     measured_pace,
 )
-from es_cookbook.population.step_sizes import LEAST_SECONDS, FoundSigma, find_sigma, options_of
+from es_cookbook.population.step_sizes import SECONDS, FoundSigma, find_sigma, options_of
 from es_cookbook.rl.types import Datasets, EnvGroupBuilder, RLDataset
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.directory import Recorded
@@ -89,7 +89,7 @@ async def sized_run(
         say("the centre gave no answer, so sizes stay as they are")
         return with_options(config, {"size": ()}), looked
     if config.optimizer.unsettled:
-        seconds -= LEAST_SECONDS
+        seconds -= SECONDS
     sizes = sized(config, look, (len(datasets.train), len(datasets.test_P)), seconds)
     config = with_options(config, {**sizes.chosen, "size": ()})
     say(told(config, sizes))
@@ -116,11 +116,9 @@ async def find_sigma_for(
 ) -> FoundSigma:
     """The sigma at which genomes lose a set amount of the centre's answers (`find_sigma`)."""
     sampler, batch_P = config.sampler(engine, sampling=config.sampling_at(0)), dataset.get_batch(0)
-    size = 2 if config.num_pairs else config.optimizer.population_size
-    num_rollouts = len(batch_P) * size * config.attempts
     if looked is None:
-        return await find_sigma(sampler, batch_P, num_rollouts)
-    return await find_sigma(sampler, looked.problems_P, num_rollouts, looked.answers)
+        return await find_sigma(sampler, batch_P)
+    return await find_sigma(sampler, looked.problems_P, looked.answers)
 
 
 async def _look(config: Config, engine: Engine, dataset: RLDataset) -> Looked:

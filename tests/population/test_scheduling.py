@@ -80,12 +80,3 @@ def test_an_engine_that_becomes_slow_keeps_only_what_it_has_begun() -> None:
     simulation.generation(64)  # It had its whole share.
     blocks, busy = simulation.generation(64)
     assert sum(size for label, size in blocks if label == "b") < 18 and busy > 0.85
-
-
-def test_where_generations_overlap_every_share_is_whole() -> None:
-    now = 0.0
-    shares = BlockScheduler(lambda: now)
-    shares.begin(8, overlapping=True)
-    first = shares.take("one", 2, 1000)
-    other = shares.take("two", 2, 1000)
-    assert [len(first.range_G), len(other.range_G)] == [4, 4], "of unknown speed, and not halved"

@@ -200,16 +200,15 @@ class SlowEngine(FakeEngine):
 async def found_slowly(
     engine: SlowEngine,
     monkeypatch: pytest.MonkeyPatch,
-    num_rollouts: int = 0,
     num_problems: int = 4,
 ) -> FoundSigma:
-    """Of four answers; each takes 6 tokens to read, and 30 seconds are there for all."""
+    """Of four answers; each takes 6 tokens to read, and 40 seconds are there for all."""
     for module in (step_sizes, centre_answers):
         monkeypatch.setattr(module, "time", engine)
     sampler = PopulationSampler(engine, sampling=SamplingParams(max_tokens=100))
     problems_P = [problem(number, "train") for number in range(num_problems)]
     with as_program():
-        return await step_sizes.find_sigma(sampler, problems_P, num_rollouts)
+        return await step_sizes.find_sigma(sampler, problems_P)
 
 
 async def test_a_search_with_time_reads_all_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,26 +234,25 @@ async def test_where_no_sigma_of_a_wide_range_changes_answers_so_much_it_is_said
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said", "num_rollouts", "read"),
+    ("seconds", "said", "read"),
     [
-        (0.01, 4, 0, ""),
-        (0.1, 4, 0, "4 answers, 4 tokens of about 4 in each"),
-        (0.2, 4, 999, "4 answers, 4 tokens of about 4 in each"),
-        (0.01, 80, 0, "4 answers, 40 tokens of about 80 in each"),
-        (0.05, 80, 0, "1 answer, 32 tokens of about 80 in each"),
-        (0.5, 4, 0, "1 answer, 4 tokens of about 4 in each"),
+        (0.01, 4, ""),
+        (0.2, 4, "4 answers, 4 tokens of about 4 in each"),
+        (0.014, 80, "4 answers, 32 tokens of about 80 in each"),
+        (0.07, 80, "1 answer, 32 tokens of about 80 in each"),
+        (0.7, 4, "1 answer, 4 tokens of about 4 in each"),
     ],
 )
 async def test_a_search_keeps_to_its_time(
-    seconds: float, said: int, num_rollouts: int, read: str, monkeypatch: pytest.MonkeyPatch
+    seconds: float, said: int, read: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A σ under way when time is up is finished."""
     engine = SlowEngine(seconds, 0.02, "1" * said)
-    found = await found_slowly(engine, monkeypatch, num_rollouts)
+    found = await found_slowly(engine, monkeypatch)
     assert re.sub(".*read ", "", found.shortened) == read
     num_answers, num_tokens = map(int, re.findall(r"\d+", read)[:2] or (4, said))
     one_sigma = seconds * num_answers * (3 if read else 5) * (2 + num_tokens)
-    assert engine.now <= (45 if num_rollouts else 30) + 1.1 * one_sigma
+    assert engine.now <= 40 + 1.1 * one_sigma
     assert 0.5 < found.sigma / 0.02 < 2
 
 
