@@ -187,7 +187,7 @@ KINDS = {
             replaced("rollouts.jsonl", r'"generation": 1', "generation"),
             of="interrupted",
         ),
-        said={"": "metrics.jsonl, line 1 is damaged: restore the file from a copy, or delete"},
+        said={"": "metrics.jsonl, line 1 is damaged: "},
     ),
     "`config.json` missing": Kind(changed(without("config.json")), said=NO_RUN),
     "`config.json` damaged": Kind(

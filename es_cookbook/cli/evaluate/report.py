@@ -3,10 +3,8 @@
 import dataclasses
 import json
 import math
-import platform
 import textwrap
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 
 import es_cookbook
 from es_cookbook.cli.evaluate.measuring import Evaluation, Setting
@@ -20,7 +18,6 @@ from es_cookbook.runs.tracking.jsonl import finite
 _WIDTH = 80
 _NAME = 20
 FORMAT = "es_cookbook evaluation 1"
-_PACKAGES = ("numpy", "torch", "transformers")
 
 
 def estimates_of(results: Results, seed: int, solved: str | None) -> dict[str, dict[str, Estimate]]:
@@ -259,11 +256,7 @@ def to_json(
         "lost": dict(evaluation.results.lost),
         "against": against and _described(against),
         "comparisons": [dataclasses.asdict(comparison) for comparison in comparisons],
-        "versions": {
-            "es_cookbook": es_cookbook.__version__,
-            "python": platform.python_version(),
-            **{package: version(package) for package in _PACKAGES},
-        },
+        "version": es_cookbook.__version__,
         "problems": _problems(evaluation.results),
     }
     text = json.dumps(finite(plain), indent=1, ensure_ascii=False, allow_nan=False)
