@@ -6,6 +6,7 @@ positions alone, each in one order, wherever these lie, so its bits depend on no
 `attend` begins with what linear layers made, queries, keys and values side by side.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -38,8 +39,7 @@ from es_cookbook.engines.torch.kernels.lanes import (
 from es_cookbook.engines.torch.kernels.panels import (
     QUERIES,
     REGISTERS,
-    add_strided,
-    add_strided_twos,
+    multiply_rows,
 )
 from es_cookbook.engines.torch.kernels.rows import (
     FACTORS,
@@ -101,52 +101,50 @@ class _Sizes(NamedTuple):
 # references, which costs more than many a row's work.
 
 
-@kernel()
-def _capped(x: Lanes, cap: Lanes) -> Lanes:
-    """Multiply tanh(x) by the cap."""
-    power = exponential(multiply(x, spread(TWO)))  # tanh x = (e²ˣ - 1) / (e²ˣ + 1)
-    return multiply(cap, divide(add(power, spread(-ONE)), add(power, spread(ONE))))
+def _scores_of(number: int) -> Callable[..., None]:
+    """Make the kernel of scores of so many queries with a run's keys."""
+    multiply_queries = multiply_rows(number, 1, scaled=True)
+
+    @kernel()
+    def score(
+        rows: Row,
+        first: int,
+        keys: Row,
+        block: tuple[int, int, int],
+        seen: tuple[int, int],
+        scale: Lanes,
+        scores: Row,
+    ) -> None:
+        """Write scores at the positions `seen`.
+
+        Args:
+            rows: queries, side by side.
+            first: where the first query begins.
+            keys: blocks, (depth, STEP) each; two of them are taken together.
+            block: where position 0 would be, their depth, and how far ahead keys are fetched.
+            seen: first position, where a block begins, and one past the last.
+            scale: factor on scores.
+            scores: written, a third for each query; also up to two blocks beyond the last position,
+                which is for the next run to write.
+        """
+        start, depth, ahead = block
+        for position in range(seen[0], seen[1], 2 * STEP):
+            gap = STEP * depth if position + STEP < seen[1] else 0
+            of_keys = start + position * depth, STEP, gap, ahead
+            sums = position, 0, len(scores) // QUERIES, STEP
+            multiply_queries(rows, (first, depth), keys, of_keys, scores, sums, depth, scale)
+
+    return score
 
 
 @kernel()
-def _score(
-    rows: Row,
-    queries: tuple[int, int],
-    keys: Row,
-    block: tuple[int, int, int],
-    seen: tuple[int, int],
-    scaling: tuple[Lanes, Number],
-    scores: Row,
-) -> None:
-    """Scores of queries with a run's keys at the positions `seen`.
-
-    Args:
-        rows: of which queries are read.
-        queries: where the first begins, and how many there are.
-        keys: of a run: blocks, (depth, STEP) each; two of them are taken together.
-        block: where position 0 would be, their depth, and how far ahead keys are fetched.
-        seen: first position, where a block begins, and one past the last.
-        scaling: factor on scores, and their cap.
-        scores: written, a third for each query; also up to two blocks beyond the last position,
-            which is for the next run to write.
-    """
-    start, depth, ahead = block
-    scale, cap = scaling
-    length, (first, number) = len(scores) // QUERIES, queries
-    for position in range(seen[0], seen[1], 2 * STEP):
-        for q in range(number):
-            store(scores, q * length + position, spread(ZERO))
-            store(scores, q * length + position + STEP, spread(ZERO))
-        gap = STEP * depth if position + STEP < seen[1] else 0
-        of_keys = start + position * depth, STEP, gap, ahead
-        sums = position, 0, length, STEP
-        add_strided(rows, (first, depth), keys, of_keys, scores, sums, (number, depth))
-        for q in range(number):
-            for at in range(q * length + position, q * length + position + 2 * STEP, STEP):
-                score = multiply(load(scores, at), scale)
-                if cap > ZERO:
-                    score = _capped(score, spread(cap))
-                store(scores, at, score)
+def _cap(scores: Row, first: int, end: int, cap: Number) -> None:
+    """Replace scores x by tanh(x) times the cap."""
+    # A pass over all scores: within `_score` it would cost all models without a cap 5 %.
+    for position in range(first, end, LANES):
+        power = exponential(multiply(load(scores, position), spread(TWO)))
+        tanh = divide(add(power, spread(-ONE)), add(power, spread(ONE)))  # (e²ˣ - 1) / (e²ˣ + 1)
+        store(scores, position, multiply(spread(cap), tanh))
 
 
 @kernel()
@@ -171,41 +169,39 @@ _WEIGHED = QUERIES * REGISTERS * STEP
 """Sums of two registers of columns for each query."""
 
 
-@kernel()
-def _weigh(
-    scores: Row,
-    number: int,
-    seen: tuple[int, int],
-    values: Row,
-    block: tuple[int, int, int, int],
-    places: tuple[int, int],
-    sums: Row,
-) -> None:
-    """Add values of a run to sums of columns, weighted by so many queries' scores.
+def _weighted_sums_of(number: int) -> Callable[..., None]:
+    """Make the kernel that adds values of a run, weighted by so many queries' scores, to sums."""
+    multiply_scores = multiply_rows(number, 2, scaled=False)
 
-    Args:
-        scores: as `_score` writes them.
-        number: of queries.
-        seen: first position, and one past the last; every other one is added to other sums.
-        values: a position's columns lie side by side.
-        block: where position 0 would be; columns of a place; how far behind the first `STEP`
-            columns the other `STEP` are; how far ahead values are fetched.
-        places: where the sums of the first position are, and those of the one after it.
-        sums: of each query 2 · STEP columns.
-    """
-    start, columns, second, ahead = block
-    length, (one, other) = len(scores) // QUERIES, places
-    # A run that lies before all that is seen ends before it begins: nothing of it counts.
-    count = max(0, seen[1] - seen[0])
-    of_values = start + seen[0] * columns, columns, second, ahead
-    of_sums = one, other - one, REGISTERS * STEP, STEP
-    if count > 1:
-        of_scores = seen[0], length
-        add_strided_twos(scores, of_scores, values, of_values, sums, of_sums, (number, count // 2))
-    if count % 2:
-        last = seen[0] + count - 1
-        of_values = start + last * columns, columns, second, ahead
-        add_strided(scores, (last, length), values, of_values, sums, of_sums, (number, 1))
+    @kernel()
+    def weigh(
+        scores: Row,
+        seen: tuple[int, int],
+        values: Row,
+        block: tuple[int, int, int, int],
+        places: tuple[int, int],
+        sums: Row,
+    ) -> None:
+        """Add values of a run to sums of columns.
+
+        Args:
+            scores: as `score` writes them.
+            seen: first position, and one past the last; every other one is added to other sums.
+            values: a position's columns lie side by side.
+            block: where position 0 would be; columns of a place; how far behind the first `STEP`
+                columns the other `STEP` are; how far ahead values are fetched.
+            places: where the sums of the first position are, and those of the one after it.
+            sums: of each query 2 · STEP columns.
+        """
+        start, columns, second, ahead = block
+        of_values = start + seen[0] * columns, columns, second, ahead
+        of_sums = places[0], places[1] - places[0], REGISTERS * STEP, STEP
+        of_scores = seen[0], len(scores) // QUERIES
+        # A run that lies before all that is seen ends before it begins: nothing of it counts.
+        count = max(0, seen[1] - seen[0])
+        multiply_scores(scores, of_scores, values, of_values, sums, of_sums, count, spread(ONE))
+
+    return weigh
 
 
 @kernel()
@@ -258,6 +254,10 @@ def _last_run(begins_S_R: _Indices, sequence: int, position: int) -> int:
     return run
 
 
+_score_one, _score_two, _score_three = (_scores_of(number) for number in (1, 2, 3))
+_weigh_one, _weigh_two, _weigh_three = (_weighted_sums_of(number) for number in (1, 2, 3))
+
+
 @kernel()
 def _attend_tokens(
     tokens: tuple[int, int],
@@ -280,7 +280,7 @@ def _attend_tokens(
     scale, softcap, window = looks
     wholes = np.empty(QUERIES, np.float32)  # 1 / the sum of each query's exponentials
     repeats, row_size = heads // kv_heads, (heads + kv_heads) * depth + kv_heads * width
-    scaling = spread(scale / softcap if softcap > 0 else scale), softcap
+    scale_of_all = spread(scale / softcap if softcap > 0 else scale)
     for t in range(tokens[0], tokens[1]):
         sequence, at = sequences_T[t], t * heads * width
         if sequence < 0:
@@ -301,15 +301,23 @@ def _attend_tokens(
             of_head = h * places
             for r in range(0, repeats, QUERIES):
                 taken, head = min(QUERIES, repeats - r), h * repeats + r
-                queries = of_row + head * depth, taken
+                query = of_row + head * depth
                 for each in range(run, end_run):
                     shift, begin = shifts[each], max(begins[each], first)
                     end = min(n, begins[each + 1]) if each + 1 < end_run else n
                     ahead = shifts[fetched + each - run] - shift if fetched >= 0 else 0
                     block = (of_head + shift) * depth, depth, ahead * depth
                     begin -= (begin + shift) % STEP
-                    _score(rows, queries, keys, block, (begin, end), scaling, scores)
+                    here = begin, end
+                    if taken == 1:
+                        _score_one(rows, query, keys, block, here, scale_of_all, scores)
+                    elif taken == 2:
+                        _score_two(rows, query, keys, block, here, scale_of_all, scores)
+                    else:
+                        _score_three(rows, query, keys, block, here, scale_of_all, scores)
                 for q in range(taken):
+                    if softcap > ZERO:
+                        _cap(scores, q * length + first, q * length + last, softcap)
                     wholes[q] = _normalised(scores, q * length, first, seen, n, last)
                 for d in range(0, columns, REGISTERS * STEP):
                     second = STEP if d + STEP < columns else 0
@@ -323,7 +331,13 @@ def _attend_tokens(
                         # Every other position of the token's is summed apart, whatever its run.
                         odd = (begin - seen) % 2 * _WEIGHED
                         halves = odd, _WEIGHED - odd
-                        _weigh(scores, taken, (begin, end), values, of_values, halves, sums)
+                        here = begin, end
+                        if taken == 1:
+                            _weigh_one(scores, here, values, of_values, halves, sums)
+                        elif taken == 2:
+                            _weigh_two(scores, here, values, of_values, halves, sums)
+                        else:
+                            _weigh_three(scores, here, values, of_values, halves, sums)
                     for i in range(0, _WEIGHED, STEP):
                         store(sums, i, add(load(sums, i), load(sums, _WEIGHED + i)))
                     size, to = min(2 * STEP, width - d), at + head * width + d

@@ -136,7 +136,9 @@ def _tile(
     begun, ends = (
         [_many(builder, row, n) for row in rows_T for n in offsets] for rows_T in (begun_T, y_T)
     )
-    in_registers(builder, begun, ends, blocks, more)
+    first = [builder.load(each, align=4) for each in begun]
+    for total, end in zip(in_registers(builder, first, blocks, more), ends, strict=True):
+        builder.store(total, end, align=4)
 
 
 def _with_block(

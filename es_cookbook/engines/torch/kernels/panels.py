@@ -22,6 +22,7 @@ from es_cookbook.common.machine.compiled import features
 from es_cookbook.engines.torch.kernels.lanes import (
     FLOATS,
     LANES,
+    Lanes,
     Row,
     fetch,
     in_all,
@@ -134,43 +135,44 @@ def _tile(builder: Any, places: Sequence[list[Any]], w: Any, depth: Any, width: 
         begun, ends = (
             [_many(builder, row, n) for row in rows_T for n in offsets] for rows_T in (begun_T, y_T)
         )
-        in_registers(builder, begun, ends, depth, partial(_with_input, builder, x_T, w, offsets))
+        first = [builder.load(each, align=4) for each in begun]
+        more = partial(_with_input, builder, x_T, w, offsets)
+        for total, end in zip(in_registers(builder, first, depth, more), ends, strict=True):
+            builder.store(total, end, align=4)
 
 
 def in_registers(
     builder: Any,
     begun: Sequence[Any],
-    ends: Sequence[Any],
     count: Any,
     more: Callable[[Any, Sequence[Any]], Sequence[Any]],
-) -> None:
-    """Sums that stay in registers while so many steps, at least one, add to them.
+) -> list[Any]:
+    """Sums that stay in registers while so many steps add to them.
 
     Args:
         builder: of the code.
-        begun: addresses of what they begin with, of a register's numbers each.
-        ends: addresses where they go.
+        begun: what they begin with, a register each.
         count: of steps.
         more: of a step's number and the sums before it, those after it.
     """
-    first = [builder.load(place, align=4) for place in begun]
-    before, loop = builder.block, builder.append_basic_block("steps")
-    builder.branch(loop)
-    builder.position_at_end(loop)
+    blocks = [builder.append_basic_block(name) for name in ("steps", "step", "done")]
+    head, body, done = blocks
+    before = builder.block
+    builder.branch(head)
+    builder.position_at_end(head)
     step = builder.phi(_INDEX)
     step.add_incoming(_index(0), before)
-    sums = [builder.phi(each.type) for each in first]
+    sums = [builder.phi(each.type) for each in begun]
+    builder.cbranch(builder.icmp_signed("<", step, count), body, done)
+    builder.position_at_end(body)
     added = more(step, sums)
-    following = builder.add(step, _index(1))
-    step.add_incoming(following, loop)
-    for phi, start, total in zip(sums, first, added, strict=True):
+    step.add_incoming(builder.add(step, _index(1)), builder.block)
+    for phi, start, total in zip(sums, begun, added, strict=True):
         phi.add_incoming(start, before)
-        phi.add_incoming(total, loop)
-    end = builder.append_basic_block("done")
-    builder.cbranch(builder.icmp_signed("<", following, count), loop, end)
-    builder.position_at_end(end)
-    for place, total in zip(ends, added, strict=True):
-        builder.store(total, place, align=4)
+        phi.add_incoming(total, builder.block)
+    builder.branch(head)
+    builder.position_at_end(done)
+    return sums
 
 
 def _with_input(
@@ -289,77 +291,99 @@ QUERIES = 3
 """Most rows of x that are multiplied together."""
 
 
-def _strided(streams: int) -> Any:
-    """An operation that adds products of some rows of x with two registers of w to sums.
+_OfTwo: TypeAlias = tuple[int, int]
+_OfFour: TypeAlias = tuple[int, int, int, int]
+_Multiply: TypeAlias = Callable[[Row, _OfTwo, Row, _OfFour, Row, _OfFour, int, Lanes], None]
 
-    Sums stay in registers while the inputs go by, `streams` of them at a time, each with sums of
-    its own; a sum is one chain of fused products. The operation takes
+
+def multiply_rows(number: int, streams: int, scaled: bool) -> _Multiply:
+    """Make an operation that multiplies a number of rows of x with two registers of w.
+
+    Sums stay in registers while the inputs go by, `streams` of them at a time, each with separate
+    sums; a sum is one chain of fused products. The operation takes
 
     - x, where its first number is, and how far apart rows are;
     - w, where the first input's first register is, how far apart inputs and registers are, and how
       far ahead w is fetched on the way: that of a token that comes soon, whose place no processor
       would guess;
     - sums, where the first one is, and how far apart they are by stream, by row and by register;
-    - how many rows and how many times `streams` inputs there are, at least one of each.
+    - how many inputs there are;
+    - a factor on sums that begin at zero, if `scaled`; else products are added to the sums.
     """
 
     def typed(
-        _: Any, x: Any, of_x: Any, w: Any, of_w: Any, sums: Any, of_sums: Any, shape: Any
+        _: Any,
+        x: Any,
+        of_x: Any,
+        w: Any,
+        of_w: Any,
+        sums: Any,
+        of_sums: Any,
+        count: Any,
+        scale: Any,
     ) -> tuple[Any, Callable[..., Any]]:
         def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
-            kinds, (x, of_x, w, of_w, sums, of_sums, shape) = signature.args, values
+            kinds, (x, of_x, w, of_w, sums, of_sums, count, scale) = signature.args, values
             x_at, x_row = cgutils.unpack_tuple(builder, of_x)
             w_at, w_input, w_register, ahead = cgutils.unpack_tuple(builder, of_w)
             at, stream, row, register = cgutils.unpack_tuple(builder, of_sums)
-            rows, count = cgutils.unpack_tuple(builder, shape)
             kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
             fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
+            size = number * REGISTERS
+            turns = builder.sdiv(count, _index(streams))
+            whole = builder.mul(turns, _index(streams))
 
             def place(first: Any, *steps: tuple[Any, int]) -> Any:
                 for stride, number in steps:
                     first = builder.add(first, builder.mul(stride, _index(number)))
                 return first
 
-            def more(number: int, step: Any, before: Sequence[Any]) -> list[Any]:
+            def with_input(k: Any, before: Sequence[Any], fetched: int) -> list[Any]:
+                first = builder.add(w_at, builder.mul(k, w_input))
+                starts = [place(first, (w_register, c)) for c in range(REGISTERS)]
+                weights = [loaded(context, builder, kinds[2], w, start) for start in starts]
+                for start in starts[:fetched]:
+                    fetch(context, builder, kinds[2], w, builder.add(start, ahead))
+                after: list[Any] = []
+                for q in range(number):
+                    index = place(builder.add(x_at, k), (x_row, q))
+                    at_x = pointer_to(context, builder, kinds[0], x, index, _FLOAT)
+                    share = in_all(builder, builder.load(at_x), FLOATS)
+                    for weight in weights:
+                        after.append(builder.call(fma, [share, weight, before[len(after)]]))
+                return after
+
+            def turn(step: Any, before: Sequence[Any]) -> list[Any]:
                 after: list[Any] = []
                 for s in range(streams):
                     k = place(_index(s), (step, streams))
-                    first = builder.add(w_at, builder.mul(k, w_input))
-                    starts = [place(first, (w_register, c)) for c in range(REGISTERS)]
-                    registers = [loaded(context, builder, kinds[2], w, start) for start in starts]
-                    for start in starts[: REGISTERS if streams == 1 else 1]:
-                        fetch(context, builder, kinds[2], w, builder.add(start, ahead))
-                    for q in range(number):
-                        index = place(builder.add(x_at, k), (x_row, q))
-                        at_x = pointer_to(context, builder, kinds[0], x, index, _FLOAT)
-                        share = in_all(builder, builder.load(at_x), FLOATS)
-                        for weight in registers:
-                            total = before[len(after)]
-                            after.append(builder.call(fma, [share, weight, total]))
+                    fetched = REGISTERS if streams == 1 else 1
+                    after += with_input(k, before[s * size : s * size + size], fetched)
                 return after
 
-            for number in range(1, QUERIES + 1):
-                with builder.if_then(builder.icmp_signed("==", rows, _index(number))):
-                    indices = [
-                        place(at, (stream, s), (row, q), (register, c))
-                        for s in range(streams)
-                        for q in range(number)
-                        for c in range(REGISTERS)
-                    ]
-                    ends = [
-                        pointer_to(context, builder, kinds[4], sums, index, FLOATS)
-                        for index in indices
-                    ]
-                    in_registers(builder, ends, ends, count, partial(more, number))
+            def last(step: Any, before: Sequence[Any]) -> list[Any]:
+                return with_input(builder.add(whole, step), before, 0)
+
+            indices = [
+                place(at, (stream, s), (row, q), (register, c))
+                for s in range(streams)
+                for q in range(number)
+                for c in range(REGISTERS)
+            ]
+            ends = [
+                pointer_to(context, builder, kinds[4], sums, index, FLOATS) for index in indices
+            ]
+            zero = ir.Constant(FLOATS, [0.0] * LANES)
+            begun = [zero if scaled else builder.load(end, align=4) for end in ends]
+            totals = in_registers(builder, begun, turns, turn)
+            if streams > 1:
+                left = builder.sub(count, whole)
+                totals = in_registers(builder, totals[:size], left, last) + totals[size:]
+            for total, end in zip(totals, ends, strict=True):
+                total = builder.fmul(total, scale) if scaled else total
+                builder.store(total, end, align=4)
             return context.get_dummy_value()
 
-        return types.void(x, of_x, w, of_w, sums, of_sums, shape), emit
+        return types.void(x, of_x, w, of_w, sums, of_sums, count, scale), emit
 
-    return intrinsic(typed)
-
-
-_OfTwo: TypeAlias = tuple[int, int]
-_OfFour: TypeAlias = tuple[int, int, int, int]
-_AddStrided: TypeAlias = Callable[[Row, _OfTwo, Row, _OfFour, Row, _OfFour, _OfTwo], None]
-add_strided = cast(_AddStrided, _strided(1))
-add_strided_twos = cast(_AddStrided, _strided(2))
+    return cast(_Multiply, intrinsic(typed))
