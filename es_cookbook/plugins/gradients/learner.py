@@ -129,25 +129,19 @@ class Learner:
             optimizer.step()
         return total, float(norm)
 
+    @torch.no_grad()
     def logprobs(self, examples: Sequence[Example]) -> list[tuple[float, ...]]:
         """Log-probabilities of each example's learned tokens."""
-        return self._by_example(examples, _logprobs)
-
-    @torch.no_grad()
-    def _by_example(
-        self,
-        examples: Sequence[Example],
-        measure: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    ) -> list[tuple[float, ...]]:
-        """`measure` of the logits (n, V) and tokens (n) of all learned tokens, by example."""
         found: dict[int, list[float]] = {id(example): [] for example in examples}
         for part in self._parts(examples):
             states_N_D, tokens_N, to_logits = self._origins(part)
-            numbers = torch.empty(len(tokens_N), device=states_N_D.device)
+            logprobs_N = torch.empty(len(tokens_N), device=states_N_D.device)
             for logits_n_V, which in self._logits(states_N_D, to_logits):
-                numbers[which] = measure(logits_n_V, tokens_N[which])
-            for (example, _), number in zip(learned_tokens(part), numbers.tolist(), strict=True):
-                found[id(example)].append(number)
+                logprobs_N[which] = _logprobs(logits_n_V, tokens_N[which])
+            for (example, _), logprob in zip(
+                learned_tokens(part), logprobs_N.tolist(), strict=True
+            ):
+                found[id(example)].append(logprob)
         return [tuple(found[id(example)]) for example in examples]
 
     def _bytes_per_token(self) -> float:
@@ -357,14 +351,14 @@ def in_parts(examples: Sequence[Example], tokens_per_pass: int) -> list[list[Exa
 
 
 _LOW = -1e9
-"""A logit that is added, and may be multiplied afterwards."""
+"""A bias that rules a token out, also after the model scales its logits."""
 
 
 class _TokensAlone(torch.nn.Linear):
-    """A head whose logits of rows that are no token are far below all others.
+    """A head whose rows without a token have logits far below all others.
 
-    They are by its bias, which those read that compute logits of its weight themselves. Its
-    parameters, and so its files, are as they were.
+    This is done by its bias, which is also read by code that computes logits from its weight. Its
+    parameters, and so its files, do not change.
     """
 
     never: torch.Tensor
@@ -377,10 +371,10 @@ class _TokensAlone(torch.nn.Linear):
 
 
 def learn_tokens_alone(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Change a model's own logits as engines do, so that both have one distribution.
+    """Exclude rows without a token from a model's logits, as engines do.
 
     Raises:
-        ModelError: It has rows that are no token, and a head that is no linear layer.
+        ModelError: The model has such rows, and its head is not a linear layer.
     """
     never = Vocabulary(model, tokenizer).never
     head = cast("torch.nn.Module", model.get_output_embeddings())
@@ -388,8 +382,8 @@ def learn_tokens_alone(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
         return
     if type(head) is not torch.nn.Linear:
         raise ModelError(
-            f"its head is a {type(head).__name__}, in which {len(never):,} rows of its vocabulary "
-            "that are no tokens cannot be left out of what is learned; accepted: a linear layer"
+            f"its head is a {type(head).__name__}, in which {len(never):,} rows without a token "
+            "cannot be excluded; accepted: a linear layer"
         )
     head.__class__ = _TokensAlone
     cast("_TokensAlone", head).never = torch.tensor(sorted(never))
