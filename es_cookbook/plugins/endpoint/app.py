@@ -68,11 +68,11 @@ def application(endpoint: Endpoint) -> Starlette:
             admitted.enter_context(model.admit(asked.answers))
             check_request(asked)
             work = Work(model, asked, size)
+            await work.begin()
             if asked.stream:
-                await work.begin()
                 return _Stream(work, events, admitted.pop_all())
-            await _until_disconnect(request, work.answer)
-            size = work.reply.size(asked)
+            await _until_disconnect(request, work.run)
+            size = work.reply.usage["total_tokens"]
             text = await in_thread_if_long(size, lambda: as_text(whole(work.reply, asked)))
             return Response(text, media_type="application/json")
 

@@ -43,17 +43,14 @@ class PendingAnswers:
         Raises:
             RefusedRequest: They are too many, in the request or with other pending ones.
         """
-        if answers > self._most:
-            raise RefusedRequest(
-                f"the request asks for {answers} answers, and a key may have {self._most} under "
-                "way at once; send fewer prompts, or a smaller n"
-            )
         if self.answers + answers > self._most:
+            fits = answers <= self._most
             raise RefusedRequest(
-                f"{plural(self.answers, 'answer')} of this key are under way, and {self._most} may "
-                "be at once; send the request again when there are fewer",
-                status=429,
-                code="rate_limit_exceeded",
+                f"the request asks for {plural(answers, 'answer')}, and a key may have "
+                f"{self._most} under way, of which {self.answers} are; send "
+                + ("it again later" if fits else "fewer prompts, or a smaller n"),
+                status=429 if fits else 400,
+                code="rate_limit_exceeded" if fits else None,
             )
         self.answers += answers
         try:

@@ -8,7 +8,7 @@ import json
 import time
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from es_cookbook.plugins.endpoint.requests import ChatRequest, TextRequest
 from es_cookbook.plugins.endpoint.translator import Answer, Prompt
@@ -47,29 +47,20 @@ class Reply:
             found.update(array("q", (len(prompt.tokens_T), *prompt.tokens_T)))
         return found.hexdigest()[:24]
 
-    def size(self, request: ChatRequest | TextRequest) -> int:
-        """Number of tokens in the reply."""
-        wrote = sum(len(answer.action.tokens_T) for answer in self.answers.values())
-        echoed = request.draw.n if isinstance(request, TextRequest) and request.echo else 0
-        return wrote + echoed * sum(len(prompt.tokens_T) for prompt in self.prompts)
-
     @property
     def in_order(self) -> list[Answer]:
         """All answers."""
         return [self.answers[at] for at in sorted(self.answers)]
 
     @property
-    def usage(self) -> dict[str, object]:
+    def usage(self) -> dict[str, Any]:
         read = sum(len(prompt.tokens_T) for prompt in self.prompts)
         wrote = sum(len(answer.action.tokens_T) for answer in self.answers.values())
-        told = self.cached is not None
-        details = {"prompt_tokens_details": {"cached_tokens": self.cached}} if told else {}
-        return {
-            "prompt_tokens": read,
-            "completion_tokens": wrote,
-            "total_tokens": read + wrote,
-            **details,
-        }
+        usage: dict[str, Any] = {"prompt_tokens": read, "completion_tokens": wrote}
+        usage["total_tokens"] = read + wrote
+        if self.cached is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.cached}
+        return usage
 
     def _head(self, kind: str, prefix: str) -> dict[str, object]:
         return {

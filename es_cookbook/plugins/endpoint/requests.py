@@ -109,14 +109,9 @@ class Draw:
 
     def params(self, sampling: SamplingParams) -> SamplingParams:
         """Sampling parameters, with `sampling` as defaults."""
-        said = {
-            name: value
-            for name in ("temperature", "top_p")
-            if (value := getattr(self, name)) is not None
-        }
-        if self.logprobs:
-            said["logprobs"] = True
-        return chz.replace(sampling, **said) if said else sampling
+        given = {"temperature": self.temperature, "top_p": self.top_p}
+        given = {name: value for name, value in given.items() if value is not None}
+        return chz.replace(sampling, logprobs=self.logprobs or sampling.logprobs, **given)
 
     def seed_of(self, number: int) -> int | None:
         """The seed of an answer; None if the request has none."""

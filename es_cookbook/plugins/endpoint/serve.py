@@ -58,7 +58,6 @@ from es_cookbook.rl.types import Action, Observation, SamplingParams
 from es_cookbook.runs.recorded import RebuiltRun
 
 _BASE = "base"
-_NUMBERED = re.compile(r"(generation|genome)-(0|[1-9]\d*)")
 
 
 @chz.chz
@@ -73,9 +72,6 @@ class ServeConfig(RunOrModel):
     )
     port: int = chz.field(default=8000, doc="port; 0: any free one")
     key: str = chz.field(default="", doc="key of requests; empty: a random one, which is printed")
-    temperature: float | None = chz.field(
-        default=None, doc="default temperature of requests; None: the run's, or 1 for a model"
-    )
 
     @chz.validate
     def _valid(self) -> None:
@@ -107,13 +103,13 @@ class ServedRun:
     generation: int
     usual_stop: tuple[str, ...] = ()
 
-    def names(self) -> Sequence[str]:
-        """Its models, except for the base."""
-        run = self.rebuilt.run
-        last = run.last_generation
-        found = ["centre", *(f"generation-{t}" for t in range(last + 1))]
-        if self.generation <= run.last_with_genomes:
-            found += [f"genome-{g}" for g in range(len(run.genomes(self.generation)))]
+    def places(self) -> dict[str, "_Place | None"]:
+        """Its models; the base is in every place without a genome."""
+        run, here = self.rebuilt.run, self.generation
+        found: dict[str, _Place | None] = {"centre": (here, None), _BASE: (here, None)}
+        found |= {f"generation-{t}": (t, None) for t in range(run.last_generation + 1)}
+        if here <= run.last_with_genomes:
+            found |= {f"genome-{g}": (here, g) for g in range(len(run.genomes(here)))}
         return found
 
 
@@ -142,7 +138,8 @@ class Served(Endpoint):
         params: SamplingParams,
         tasks: TaskGroup,
     ) -> None:
-        self._engine, self._run, self._name, self._key = engine, run, name, key
+        self._engine, self._run, self._key = engine, run, key
+        self._places = {name: None} if run is None else run.places()
         self._params = params
         self.translator = Translator(engine.tokenizer, engine.traits.context_length)
         self.pending = PendingAnswers()
@@ -163,10 +160,7 @@ class Served(Endpoint):
 
     @override
     def names(self, key: str) -> Sequence[str]:
-        if self._run is None:
-            return [self._name]
-        centre, *others = self._run.names()
-        return [centre, _BASE, *others]
+        return list(self._places)
 
     @override
     def model(self, key: str, name: str) -> ServedModel:
@@ -202,18 +196,10 @@ class Served(Endpoint):
         return self._engine, "base" if name == _BASE else "centre"
 
     def _place_of(self, name: str) -> _Place | None:
-        """The place of a model; the base is in every place without a genome. None without a run."""
-        if self._run is None:
-            return None
+        """The place of a model; None without a run."""
         if name == _BASE and self._there is not None and self._there[1] is None:
             return self._there
-        generation = self._run.generation
-        matched = _NUMBERED.fullmatch(name)
-        if matched is None:
-            return generation, None
-        if matched[1] == "generation":
-            return int(matched[2]), None
-        return generation, int(matched[2])
+        return self._places[name]
 
     @asynccontextmanager
     async def _at(self, place: _Place | None) -> AsyncGenerator[None]:
@@ -282,12 +268,11 @@ async def _serve(config: ServeConfig, bound: socket.socket) -> None:
 
     subject = subject_of(config, config.engine)
     key = config.key or secrets.token_urlsafe(24)
-    given = {} if config.temperature is None else {"temperature": config.temperature}
-    params = chz.replace(SamplingParams(temperature=1.0), **given)
+    params = SamplingParams(temperature=1.0)
     async with opened(subject) as (engine, rebuilt), anyio.create_task_group() as tasks:
         run = None
         if rebuilt is not None:
-            params = chz.replace(rebuilt.run.config.sampling, **given)
+            params = rebuilt.run.config.sampling
             run = await served_run(rebuilt, subject.generations[0])
         served = Served(engine, run, Path(subject.name).name, key, params, tasks)
         names = served.names(key)

@@ -92,11 +92,6 @@ class Work(Generic[RequestT]):
         self.reply = Reply(asked.model, prompts, translator.tokenizer)
         self._draws = [each for each in observed for _ in range(asked.draw.n)]
 
-    async def answer(self) -> None:
-        """Make the prompts, and sample all answers."""
-        await self.begin()
-        await self.run()
-
     async def run(self, tell: Tell | None = None) -> None:
         """Sample all answers; `tell` gets them piece by piece."""
         drawn = [self._progress(number, tell) for number in range(len(self._draws))]

@@ -79,12 +79,6 @@ class GenerateConfig:
         check_template(self.prompt)
         if not self.output.endswith(".jsonl"):
             raise ConfigError(f"output must be a file that ends in .jsonl, found {self.output!r}")
-        names = (self.prompt_field, self.completion_field, HOW)
-        if len(set(names)) < len(names) or not all(names):
-            raise ConfigError(
-                f"prompt_field={self.prompt_field!r} and completion_field="
-                f"{self.completion_field!r} must be two names, and neither is {HOW!r}"
-            )
         if self.replicas > 1 and self.temperature == 0:
             raise ConfigError(
                 f"replicas={self.replicas} with temperature=0 asks for the same answer again; "

@@ -7,10 +7,8 @@ distilabel's own `OpenAILLM` loses a whole batch if one question fails. The mode
 # distilabel is an optional package: where it is not installed, its classes are unknown.
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportGeneralTypeIssues=false
 
-import contextlib
 import json
-import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import chz
@@ -47,18 +45,6 @@ class _ChatLLM(AsyncLLM):
         return {"generations": [json.dumps(outcome)], "statistics": {}}
 
 
-@contextlib.contextmanager
-def _logging_kept() -> Generator[None]:
-    """Restores the root logger afterwards: distilabel leaves it a handler whose queue is closed."""
-    root = logging.getLogger()
-    handlers, level = [*root.handlers], root.level
-    try:
-        yield
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
-
-
 def ask(
     config: GenerateConfig, missing: Sequence[Asked], collect: Callable[[str, Outcome], None]
 ) -> None:
@@ -76,8 +62,7 @@ def ask(
             add_raw_input=False,
         )
         rows >> task  # pyright: ignore[reportUnusedExpression]
-    with _logging_kept():
-        found = pipeline.run(use_cache=False)
+    found = pipeline.run(use_cache=False)
     for row in found["default"]["train"]:
         outcome = json.loads(row["generation"] or '"the pipeline lost it"')
         key, _, _ = json.loads(row["instruction"])

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import NamedTuple
 
 import anyio
 from anyio.lowlevel import RunVar
@@ -43,13 +42,6 @@ for _name in ("mcp", "client"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
-class _Opened(NamedTuple):
-    """An open session."""
-
-    client: ClientSession
-    tools: Sequence[MCPTool]
-
-
 class Session:
     """One session; opened at once, in the background.
 
@@ -63,9 +55,10 @@ class Session:
         self._server = server
         self._num_calls = 0
         self._why = ""
+        self._tools: Sequence[MCPTool] = ()
         self._allowance = Allowance(self._ended)
         self._over, self._scope = asyncio.Event(), anyio.CancelScope()
-        self._opened: asyncio.Future[_Opened] = asyncio.get_running_loop().create_future()
+        self._opened: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
         self.living = asyncio.create_task(self._live())
 
     async def tools(self) -> Sequence[MCPTool]:
@@ -74,8 +67,8 @@ class Session:
         Raises:
             EnvError: It does not start, is slow, or has tools that cannot be used.
         """
-        async with self._in_use() as opened:
-            return opened.tools
+        async with self._in_use():
+            return self._tools
 
     async def call(self, tool: MCPTool, arguments: Mapping[str, object]) -> Result:
         """The result of a call, for the model to read.
@@ -88,12 +81,12 @@ class Session:
             params.model_dump_json()
         except ValueError:
             return failed(f"{tool.name}: the arguments are nested too deeply, or no text")
-        async with self._in_use() as opened:
+        async with self._in_use() as client:
             request = CallToolRequest(params=params)
             self._allowance.grow()
             try:
                 # Not `call_tool`, which checks results by a schema of the server's.
-                found = await opened.client.send_request(request, CallToolResult)
+                found = await client.send_request(request, CallToolResult)
             except MCPError as error:
                 if error.code != INVALID_PARAMS:
                     raise
@@ -119,7 +112,7 @@ class Session:
             self._scope.cancel()
 
     @contextlib.asynccontextmanager
-    async def _in_use(self) -> AsyncGenerator[_Opened]:
+    async def _in_use(self) -> AsyncGenerator[ClientSession]:
         """Inside, the server is asked something; failures are raised as `EnvError`."""
         self._num_calls += 1
         try:
@@ -151,8 +144,8 @@ class Session:
             transport = stdio(server.command, self._allowance, self._ended)
             with self._scope:
                 async with Client(transport, cache=None) as client:
-                    tools = list(checked_tools(server, await _all_tools(client.session)))
-                    self._opened.set_result(_Opened(client.session, tools))
+                    self._tools = list(checked_tools(server, await _all_tools(client.session)))
+                    self._opened.set_result(client.session)
                     await self._over.wait()
                     self._scope.deadline = anyio.current_time() + _SECONDS_TO_END
         except Exception as error:

@@ -28,9 +28,6 @@ from es_cookbook.rl.messages.chat import KeptTurns
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.types import Action, Observation
 
-MODEL = "policy"
-"""Name of the model; programs may also call it by any other name."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Call:
@@ -184,7 +181,7 @@ class ProgramEndpoint(Endpoint):
 
     @override
     def names(self, key: str) -> Sequence[str]:
-        return [MODEL]
+        return ["policy"]  # Programs may use any other name.
 
     @override
     def model(self, key: str, name: str) -> ServedModel:

@@ -85,8 +85,6 @@ class ProgramRows(RowDatasetBuilder):
         for path in self.sandbox:
             if not Path(path).exists():
                 raise ConfigError(f"dataset.sandbox: there is no {path!r} that it could see")
-            if Path(path).resolve() == Path("/"):
-                raise ConfigError(f"dataset.sandbox={path}: that would be everything; give folders")
         words = command_of(self.program, "dataset.program")
         if self.sandbox:
             with serving("dataset.program"):

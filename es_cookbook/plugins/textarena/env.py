@@ -54,7 +54,6 @@ from es_cookbook.rl.types import (
 Opponent: TypeAlias = Literal["random", "base"]
 _T = TypeVar("_T")
 
-_MOST_PLAYERS = 2
 _NEEDED = {
     "nltk": "fetches word lists",
     "EnglishDictionary": "fetches word lists",
@@ -106,13 +105,13 @@ def check_game(name: str) -> int:
                 f"textarena's {name} {why}, so it is not played here; take a game that needs "
                 "nothing but textarena, such as TowerOfHanoi-v0"
             )
-    for num_players in range(1, _MOST_PLAYERS + 1):
+    for num_players in (1, 2):
         try:
             _Played(name, num_players, seed=0)
         except AssertionError:  # How games refuse a number of players.
             continue
         return num_players
-    raise ConfigError(f"textarena's {name} needs more than {_MOST_PLAYERS} players")
+    raise ConfigError(f"textarena's {name} needs more than 2 players")
 
 
 class _Played:

@@ -6,7 +6,6 @@
 this process, with your rights.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Collection
@@ -21,6 +20,7 @@ from es_cookbook.common.errors import DataError, not_installed
 from es_cookbook.common.trust import is_plain_option, needs_trust
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
+from es_cookbook.rl.problem_env import digest_of
 from es_cookbook.rl.types import Datasets, RLDatasetBuilder, Tokenizer
 
 if TYPE_CHECKING:
@@ -133,8 +133,5 @@ class TasksetProblems(RLDatasetBuilder):
     def _held_out(self, contents: Collection[str]) -> set[str]:
         """Those of the tasks' contents that are held out: an arbitrary share, always the same."""
         most = min(self.num_test, math.ceil(self.test_fraction * len(contents)))
-        return set(sorted(contents, key=_digest)[:most])
-
-
-def _digest(content: str) -> bytes:
-    return hashlib.blake2b(content.encode("utf-8", "replace"), digest_size=8).digest()
+        in_order = sorted(contents, key=lambda each: digest_of(each).to_bytes(8, "little"))
+        return set(in_order[:most])

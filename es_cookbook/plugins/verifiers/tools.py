@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, cast
 
-import anyio
 import verifiers.v1 as vf
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -130,22 +129,20 @@ class Tools:
             await server.close()
 
 
-_shared_servers: "weakref.WeakKeyDictionary[vf.Env[Any], tuple[anyio.Lock, list[_Server]]]" = (
+_shared_servers: "weakref.WeakKeyDictionary[vf.Env[Any], Sequence[_Server]]" = (
     weakref.WeakKeyDictionary()
 )
 
 
 async def _shared(env: vf.Env[Any]) -> Sequence[_Server]:
-    """The taskset's own toolsets, one of each in a process, as long as that lives."""
-    lock, servers = _shared_servers.setdefault(env, (anyio.Lock(), []))
-    async with lock:
-        if not servers:
-            taskset = env.taskset
-            made = [_Server(each) for each in type(taskset).toolsets(taskset.config)]
-            for server in made:
-                await server.start(None)
-            servers += made
-    return servers
+    """The taskset's own toolsets, one of each in a process, started when the dataset is loaded."""
+    if env not in _shared_servers:
+        taskset = env.taskset
+        servers = [_Server(each) for each in type(taskset).toolsets(taskset.config)]
+        for server in servers:
+            await server.start(None)
+        _shared_servers[env] = servers
+    return _shared_servers[env]
 
 
 async def described_tools(env: vf.Env[Any], task: Task) -> list[ToolSchema]:

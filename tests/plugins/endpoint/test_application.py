@@ -1,8 +1,6 @@
 """The endpoint, asked by OpenAI's own client."""
 
-import socket
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import anyio
@@ -16,7 +14,7 @@ from typing_extensions import override
 
 from es_cookbook.common.errors import EngineError
 from es_cookbook.engines.base import Progress, Top
-from es_cookbook.plugins.endpoint.app import MOST_BYTES, application, serve
+from es_cookbook.plugins.endpoint.app import MOST_BYTES, application
 from es_cookbook.plugins.endpoint.endpoint import Endpoint, ServedModel, check_name, wrong_key
 from es_cookbook.plugins.endpoint.limits import PendingAnswers
 from es_cookbook.plugins.endpoint.requests import Draw, RefusedRequest
@@ -433,17 +431,3 @@ async def test_a_wrong_key_model_or_path_and_a_large_body() -> None:
     headers = {"Authorization": f"Bearer {KEY}"}
     reply = await bare.post("http://es/v1/completions", headers=headers, content=b"{")
     assert (reply.status_code, "is no JSON" in reply.json()["error"]["message"]) == (400, True)
-
-
-async def test_a_server_that_is_cancelled_lets_another_take_its_place() -> None:
-    for text in ("first", "second"):
-        endpoint = OneModel(Scripted(CHATML, [text]))
-        bound = socket.create_server(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(serve, endpoint, bound, until_told=False))
-            async with AsyncOpenAI(api_key=KEY, base_url=url, max_retries=0, timeout=5) as client:
-                found = await client.completions.create(model="centre", prompt="Hello")
-            assert found.choices[0].text == text
-            tasks.cancel_scope.cancel()
-        bound.close()  # Its number is the next one's.

@@ -34,7 +34,7 @@ async def test_a_key_has_so_many_answers_pending_and_others_are_told_to_come_lat
         tasks.start_soon(ask)
         while len(speaker.seen) < 2:
             await anyio.sleep(0)
-        with pytest.raises(openai.RateLimitError, match="2 answers of this key are under") as told:
+        with pytest.raises(openai.RateLimitError, match="of which 2 are; send it again") as told:
             await client.chat.completions.create(model="centre", messages=QUESTION, n=3)
         assert told.value.code == "rate_limit_exceeded" and len(speaker.seen) == 2
         speaker.is_stuck = False

@@ -1,6 +1,5 @@
 """Judges of pairs: the base, a server over HTTP, and what answers try with them."""
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -9,8 +8,7 @@ import pytest
 from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError, RequestError
-from es_cookbook.plugins.judges.chat import AskAgainError
-from es_cookbook.plugins.judges.judges import BaseJudge, PairJudge, ServerJudge, verdict_in
+from es_cookbook.plugins.judges.judges import BaseJudge, PairJudge, ServerJudge
 from es_cookbook.rl.types import Policy, Tokenizer
 from tests.chat_server import chat_server
 from tests.fakes import FakePolicy
@@ -67,13 +65,6 @@ async def test_a_base_that_gives_neither_verdict_loses_the_judgement(
         await judged(BaseJudge(), Says(*probabilities))
 
 
-async def test_without_a_least_mass_the_ratio_counts_however_small() -> None:
-    judge = BaseJudge(least_mass=0)
-    assert await judged(judge, Says(0.003, 0.001)) == pytest.approx(0.75)
-    with pytest.raises(EnvError, match="gave no verdict"):
-        await judged(judge, Says(0.0, 0.0))
-
-
 async def test_a_question_longer_than_the_context_is_a_lost_judgement() -> None:
     with pytest.raises(EnvError, match="the base cannot be asked for a judgement: the prompt is"):
         await judged(BaseJudge(), Says(0.5, 0.5), "1" * 3000)
@@ -99,29 +90,6 @@ async def test_a_server_that_talks_rubbish_is_asked_again_and_then_lost() -> Non
         with pytest.raises(EnvError, match="asked 3 times and gave no verdict: an answer without"):
             await judged(judge, Says(0.5, 0.5))
     assert len(server.asked) == 6
-
-
-@pytest.mark.parametrize(
-    ("said", "first"),
-    [
-        ("A", 1.0),
-        ("A is tempting. The better answer is B.", 0.0),
-        ("Answer A", 1.0),
-        ("[[B]]", 0.0),
-        (json.dumps({"verdict": "A"}), 1.0),
-    ],
-)
-def test_the_last_verdict_that_stands_alone_counts(said: str, first: float) -> None:
-    assert verdict_in(said, ("A", "B")) == first
-
-
-DENIED = ["not A", "Neither A nor B", "A is not better than B", "A and B are equal", "A is wrong"]
-
-
-@pytest.mark.parametrize("said", ["", "AB", "Apples", "ABBA", "tie", "\0" * 100, "🅰", *DENIED])
-def test_a_reply_without_a_verdict_is_of_no_use(said: str) -> None:
-    with pytest.raises(AskAgainError, match="neither A nor B in"):
-        verdict_in(said, ("A", "B"))
 
 
 def test_names_in_an_answer_stay_text() -> None:

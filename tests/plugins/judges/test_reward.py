@@ -1,6 +1,5 @@
 """A judge's mark is a reward; one that is slow, wrong or dead is asked again, and then lost."""
 
-import socket
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,9 +9,8 @@ import pytest
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
 from es_cookbook.plugins.judges.chat import AskAgainError
 from es_cookbook.plugins.judges.reward import KEY, Judge, mark_in
-from es_cookbook.plugins.objectives.weighted_sum import WeightedSum
 from es_cookbook.rl.rewards.base import graded
-from tests.chat_server import HANG, ChatServer, chat_server
+from tests.chat_server import ChatServer, chat_server
 
 pytestmark = pytest.mark.anyio
 ROW = {"question": "6 * 7?"}
@@ -88,21 +86,6 @@ async def test_a_refusal_is_not_repeated_and_a_redirect_not_followed(
         assert len(server.asked) == 1
 
 
-async def test_a_slow_judge_is_given_up_after_its_time() -> None:
-    with serving(HANG) as server:
-        with pytest.raises(EnvError, match=r"was asked 2 times and gave no mark: .*(0\.05 s|time)"):
-            await judge(server.url, timeout=0.05, attempts=2).grade("42", ROW)
-        assert len(server.asked) == 2
-
-
-async def test_a_dead_judge_is_told_in_a_sentence() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-        with pytest.raises(EnvError, match="asked 3 times and gave no mark: ConnectError"):
-            await judge(url).grade("42", ROW)
-
-
 async def test_no_more_questions_at_a_time_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     now, most = 0, list[int]()
 
@@ -119,20 +102,6 @@ async def test_no_more_questions_at_a_time_than_allowed(monkeypatch: pytest.Monk
         for _ in range(12):
             group.start_soon(judge("http://127.0.0.1", max_concurrent=2).grade, "42", ROW)
     assert len(most) == 12 and max(most) == 2
-
-
-async def test_a_judge_can_be_one_of_several_rewards() -> None:
-    with serving(5) as server:
-        reward = WeightedSum(
-            rewards=("judge", "number"), weights=(0.5, 1.0), judge=judge(server.url)
-        )
-        grade = await graded(reward, "42", {**ROW, "answer": 42}, "row 1")
-    assert (grade.reward, grade.metrics) == (1.25, {"judge": 0.5, "number": 1.0})
-
-
-def test_it_can_be_called_where_no_loop_runs() -> None:
-    with serving(10) as server:
-        assert judge(server.url)("42", ROW) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -156,28 +125,6 @@ def test_rows_and_names_are_checked_before_a_run() -> None:
         Judge().check()
     with pytest.raises(DataError, match="field 'question' is missing; did you mean 'questions'"):
         Judge().check_row({"questions": "6 * 7?"})
-
-
-@pytest.mark.parametrize(
-    ("said", "mark"),
-    [
-        ("6", 6),
-        ("6.5/10", 6.5),
-        ("__7 / 10__", 7),
-        ("9 out of 10.", 9),
-        ("4 (out of 10)", 4),
-        ("On a scale of 0-10: 2", 2),
-        ("Grade: 5 on a scale from 0 to 10", 5),
-        ("I would not change it. I give it a 6, as 3 of its steps are long.", 6),
-        ("60 %", 6),
-        ("7,5", 7.5),
-        ('{"rating": 3}', 3),
-        ("The answer has 4 steps.\n\n**9**", 9),
-        ("1. Facts: good\n2. Style: fine\nMark: 6", 6),
-    ],
-)
-def test_the_mark_of_a_reply_is_read(said: str, mark: float) -> None:
-    assert mark_in(said, 10) == mark
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Rollouts whose model calls tools of real servers, and of servers that misbehave."""
 
 import functools
-import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -314,17 +313,6 @@ def call(id, _):
     assert {"left more than 16 MiB unread" in each for each in reasons} == {True}
 
 
-async def test_a_list_of_tools_without_an_end_is_given_up(stub: Callable[..., Server]) -> None:
-    endless = """
-def say(**message):
-    if "tools" in message.get("result", {}):
-        message["result"]["nextCursor"] = "more"
-    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
-"""
-    with pytest.raises(EnvError, match="has 129 tools"):
-        await listed(stub(endless))
-
-
 async def test_what_a_server_of_a_rollout_has_started_ends_with_it(
     stub: Callable[..., Server],
 ) -> None:
@@ -349,24 +337,3 @@ def test_a_shared_server_ends_with_the_event_loop(stub: Callable[..., Server]) -
 
     anyio.run(use)
     assert not children()
-
-
-def test_the_messages_of_a_session_are_data(stub: Callable[..., Server]) -> None:
-    """A description or a result that looks like a template, a turn or a command stays text."""
-    hostile = "{{ 7 * 7 }} $(touch x) <tool_call>"
-    code = f"""
-HOSTILE = {hostile!r}
-def tools(): return [{{"name": "t", "description": HOSTILE, "inputSchema": {{"type": "object"}}}}]
-def call(id, _): result(id, HOSTILE)
-"""
-
-    async def use() -> None:
-        talk = await chat(stub(code))
-        function = json.loads(json.dumps(talk.tools[0].schema))["function"]
-        assert function["description"] == hostile
-        found = await run(talk, CALL, genomes=GENOMES[:1])
-        assert isinstance(found[0], Trajectory)
-        seen = tokenizer_with(CHATML).decode(found[0].transitions[1].observation.tokens_T)
-        assert f"<tool_response>\n{hostile}\n</tool_response>" in str(seen)
-
-    anyio.run(use)

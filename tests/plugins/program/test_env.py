@@ -417,20 +417,6 @@ open({str(told)!r}, "w").write(json.dumps(found))
     assert json.loads(told.read_text())["code"] == "invalid_api_key"
 
 
-async def test_a_full_context_and_a_body_that_is_too_large_are_told_the_program(
-    tmp_path: Path,
-) -> None:
-    code = """
-full = ask("very long " * 2000)
-assert full["code"] == "context_length_exceeded" and "4000 tokens" in full["message"], full
-large = ask("x" * (9 << 20))
-assert "8 MiB" in large["message"]
-print(json.dumps({"reward": len(ask("a"))}))
-"""
-    groups, _ = await run([problem(tmp_path, code)], genomes=GENOMES[:1])
-    assert only(groups).reward == 3
-
-
 async def test_workers_live_on_and_take_rows(tmp_path: Path) -> None:
     code = (
         WORKER
@@ -508,21 +494,6 @@ async def test_a_worker_that_writes_too_much_is_ended(tmp_path: Path, code: str,
     code = f"{WORKER}\n    asked('a'); {code}; sys.stdout.flush(); time.sleep(60)"
     groups, _ = await run([problem(tmp_path, code, rows_at_once=1)], genomes=GENOMES[:1])
     assert said in reason(groups)
-
-
-async def test_a_worker_may_write_so_much_for_each_row(tmp_path: Path) -> None:
-    code = (
-        WORKER
-        + """
-    asked("a"), sys.stderr.write("y" * 500_000)
-    print("x" * 500_000)
-    print(json.dumps({"id": task["id"], "reward": 1, "metrics": {"pid": os.getpid()}}), flush=True)
-"""
-    )
-    problems = [problem(tmp_path, code, rows_at_once=1, at_once=1) for _ in range(4)]
-    groups, _ = await run(problems, genomes=GENOMES[:1])
-    rewards, pids = rewards_and_pids(groups)
-    assert rewards == [[1]] * 4 and len(pids) == 1
 
 
 async def test_a_worker_may_have_many_rows_at_once(tmp_path: Path) -> None:

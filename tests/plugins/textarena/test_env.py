@@ -1,6 +1,5 @@
 """Games of the real textarena as problems: how they are asked, played, ended and refused."""
 
-import pickle
 import random
 import string
 import sys
@@ -60,19 +59,6 @@ def one_after_the_other(moves: Sequence[str]) -> Callable[[str], str]:
 
 def first_listed(shown: str) -> str:
     return legal_moves(shown)[0]
-
-
-def halving(shown: str) -> str:
-    """Guess the Number by halves, from the hints so far."""
-    low, high = 1, 20
-    guess = 10
-    for line in shown.splitlines():
-        guess = (low + high) // 2
-        if "lower" in line and "hints" not in line:
-            high = guess - 1
-        elif "higher" in line and "hints" not in line:
-            low = guess + 1
-    return f"[{(low + high) // 2}]"
 
 
 async def problems(**fields: object) -> list[ProblemGroupBuilder]:
@@ -152,18 +138,6 @@ async def test_games_at_the_same_time_do_not_disturb_each_other() -> None:
     assert len({each.transitions[0].observation for each in alone}) > 2
 
 
-async def test_seeds_are_other_games() -> None:
-    games = await problems(game="GuessTheNumber-v0", num_test=20)
-    results = [await played(game, Player(halving)) for game in games]
-    assert {each.reward for each in results} == {1}
-    assert len({len(each.transitions) for each in results}) > 2
-    sudokus = await problems(game="Sudoku-v0-very-easy", num_test=2, num_train=16)
-    shown = [Player(lambda _: "no"), Player(lambda _: "no")]
-    for game, player in zip(sudokus, shown, strict=True):
-        await played(pickle.loads(pickle.dumps(game)), player)
-    assert shown[0].shown[0] != shown[1].shown[0]
-
-
 @pytest.mark.parametrize(
     ("game", "sentence"),
     [
@@ -206,11 +180,3 @@ def test_a_run_over_a_game(tmp_path: Path) -> None:
     run_cli(main, CLIConfig, options)
     (first, *_) = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert {"env/all/invalid", "env/player_0/correct", "test/env/player_1/turns"} <= first.keys()
-
-
-async def test_a_board_that_the_tokenizer_cannot_show_is_told(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    built = await TextArenaDatasetBuilder(game="TowerOfHanoi-v0")(build_tokenizer("0123456789"))
-    await built.train.validate(100_000)
-    assert "does not know" in caplog.text and "Tower of Hanoi" in caplog.text

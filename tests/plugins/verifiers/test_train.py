@@ -93,20 +93,12 @@ def test_a_package_trains_and_its_directory_is_enough_to_go_on_and_play(
     ("options", "code", "says"),
     [
         (["environment=es_not_there"], 1, "it must be installed, or a module in this directory"),
-        (["environment=es_older"], 1, "and export a Taskset of verifiers.v1"),
         (["environment=prolog:es_guess"], 2, "unknown name 'prolog'"),
-        (["environment=es_sums", 'dataset.options={"taks": 1}'], 1, "taks"),
         (["environment=es_sums", 'dataset.options={"most": "x"}'], 1, "most"),
         (["environment=es_sums", 'dataset.options={"id": "os"}'], 1, "object, without an id"),
         (
             ["environment=es_sums", 'dataset.options={"task": {"judges": [{"id": "nope"}]}}'],
             *(1, "judge 'nope' not found"),
-        ),
-        (["environment=es_unplayable"], 1, "the server of the data is down"),
-        (
-            ["environment=es_guess", "batch=100"],
-            1,
-            "dataset.problems_per_generation must be from 1 to",
         ),
     ],
 )

@@ -11,20 +11,16 @@ __all__ = ["UnplayableTaskset"]
 class Config(vf.TasksetConfig):
     kind: Literal[
         "raises",
-        "empty",
         "picture",
         "no_prompt",
         "container",
         "skills",
         "runtime_reward",
-        "runtime_metric",
         "runtime_setup",
         "server_tools",
         "intercepts",
         "nan_reward",
-        "nan_metric",
         "raising_reward",
-        "endless",
     ] = "raises"
 
 
@@ -39,10 +35,6 @@ class Plain(vf.Task[Data]):
             raise KeyError("no\nsuch row")
         return math.nan if task.kind == "nan_reward" else 1.0
 
-    @vf.metric
-    async def number(self, task: Data) -> float:
-        return math.inf if task.kind == "nan_metric" else 1.0
-
 
 class InContainer(Plain):
     NEEDS_CONTAINER = True
@@ -55,12 +47,6 @@ class RuntimeReward(Plain):
 
     @vf.reward
     async def optional(self, runtime=None) -> float:
-        return 1.0
-
-
-class RuntimeMetric(Plain):
-    @vf.metric
-    async def files(self, runtime) -> float:
         return 1.0
 
 
@@ -88,7 +74,6 @@ class Intercepts(Plain):
 _TASKS = {
     "container": InContainer,
     "runtime_reward": RuntimeReward,
-    "runtime_metric": RuntimeMetric,
     "runtime_setup": RuntimeSetup,
     "server_tools": ServerTools,
     "intercepts": Intercepts,
@@ -102,10 +87,8 @@ class UnplayableTaskset(vf.Taskset[Plain, Config]):
             raise OSError("the server of the data\nis down")
         picture = vf.ImageUrlContentPart(image_url=vf.ImageUrlSource(url="data:,"))
         prompt = {"picture": [vf.UserMessage(content=[picture])], "no_prompt": None}
-        i = 0
-        while i < (0 if kind == "empty" else math.inf if kind == "endless" else 20):
+        for i in range(20):
             data = Data(prompt=prompt.get(kind, f"task {i}"), kind=kind)
             if kind == "skills":
                 data = data.model_copy(update={"skills": ["a/skill"]})
             yield _TASKS.get(kind, Plain)(data, self.config.task)
-            i += 1

@@ -1,3 +1,0 @@
-"""A package that cannot be imported."""
-
-raise RuntimeError("this needs\na licence")
