@@ -63,7 +63,7 @@ sys.stdout = sys.__stdout__
 
 IN_VLLM = {f"es_cookbook.engines.vllm.{name}" for name in ("worker", "cpu")}
 """Imported by vLLM's own workers, and by whoever has just started vLLM."""
-MOST_OF_THE_MAIN_JOB = 101
+MOST_OF_THE_MAIN_JOB = 100
 """Modules of the package that the main job imports, without those of its engine: a run imports what
 it uses. Lower this whenever there are fewer."""
 ABOUT_OTHERS = {

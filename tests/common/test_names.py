@@ -35,14 +35,23 @@ def test_a_class_that_fits_the_field_is_taken() -> None:
     assert read("optimizer", es).optimizer == read("anything", es).anything == ES()
 
 
-HUB = "es_cookbook.plugins.hub"
+HUB = "es_cookbook.plugins.hub.background_push"
+EXPORT = "es_cookbook.cli.export:ExportConfig"
 
 
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("optimizer", {"$class": f"{HUB}.background_push:HubPush"}, "must be OptimizerBuilder | "),
-        ("trackers", {"$tuple": [{"$class": f"{HUB}.command:HubCommand"}]}, "must be tuple[Tracke"),
+        (
+            "optimizer",
+            {"$class": "es_cookbook.plugins.hub.background_push:HubPush"},
+            "must be OptimizerBuilder | ",
+        ),
+        (
+            "trackers",
+            {"$tuple": [{"$class": "es_cookbook.cli.export:ExportConfig"}]},
+            "must be tuple[Tracke",
+        ),
         ("reward", {"$import": "es_cookbook.rl.data.rows:write_rows"}, "es_cookbook's own;"),
         ("anything", {"$import": "es_cookbook.common.cli:run_cli"}, "only where the type asks"),
         ("anything", {"$class": "es_cookbook.runs.program:run"}, "is not a chz class"),
