@@ -71,7 +71,7 @@ class EvolutionStrategies(Mover[Run]):
         await asyncio.to_thread(self._check_base)
         await asyncio.to_thread(check_outside, self.config)
         if state.decision == "resume":
-            self._advise()
+            advise(f"to go on: {self._command('resume')}")
         return ""
 
     def _check_base(self) -> None:
@@ -111,9 +111,6 @@ class EvolutionStrategies(Mover[Run]):
         trust = trust_option(self.config, self._config_json)
         return command(name, log_path=self.log_path, **options, **trust)
 
-    def _advise(self) -> None:
-        advise(f"to go on: {self._command('resume')}")
-
     @override
     async def open(self, stack: contextlib.AsyncExitStack) -> Run:
         began, config = time.perf_counter(), self.config
@@ -148,7 +145,7 @@ class EvolutionStrategies(Mover[Run]):
         held_back = await self._restore(history, config, engine, optimizer, datasets.train, scoring)
         state, length = self._state, config.num_generations
         begin_in(self.log_path, history, state, self._config_json, length)
-        self._advise()
+        advise(f"to go on: {self._command('resume')}")
         of = engine.tokenizer, engine.traits.context_length, config.seed
         regularisers, test_P = config.regularisers, datasets.test_P
         info = RunInfo(

@@ -1,6 +1,5 @@
 """Sizes that are chosen: a run that fits into its time, with room for its answers."""
 
-import math
 from pathlib import Path
 
 import chz
@@ -17,7 +16,6 @@ from es_cookbook.runs.choosing import (
     as_recorded,
     has,
     rollouts_of,
-    shown,
     sized,
     told,
     with_options,
@@ -94,18 +92,6 @@ def test_answers_have_room_for_those_of_the_centre_and_for_the_gold_answers() ->
     assert room(*[answer(20, "clock")] * 16) is None
     assert room(*[answer(250)] * 16) is None
     assert room(*[answer(256, "length", gold=None, gold_tokens=0)] * 16) is None
-
-
-def test_three_answers_are_shown_on_a_line_each_with_their_rewards() -> None:
-    answers = [answer(20, "clock", reward=math.nan), *[answer(reward=0.25)] * 4]
-    lines = [line.strip() for line in shown(look(*answers))]
-    assert lines == [
-        *["earns 0.25: It is 12. (gold 12)"] * 3,
-        "reward of 4 answers: 0.25",
-        "500 tokens a second, of many answers at once",
-    ]
-    (hostile, *_) = shown(look(answer(text="a\n\x1b[2Jb" + "x" * 500)))
-    assert "\n" not in hostile and "\x1b" not in hostile and len(hostile) < 100
 
 
 def test_the_choice_can_be_pasted_into_a_shell() -> None:

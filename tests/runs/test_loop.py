@@ -2,7 +2,6 @@
 
 import functools
 import json
-import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -15,7 +14,6 @@ import pytest
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import (
     ConfigError,
-    DataError,
     HistoryError,
     ModelError,
     RunDirectoryError,
@@ -29,15 +27,14 @@ from es_cookbook.plugins.genetic.optimizer import Genetic
 from es_cookbook.plugins.objectives.length import LengthPenalty
 from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.plugins.regularisers.preference import PreferencePairs
-from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.objectives import MaxOfK
-from es_cookbook.rl.surrogate import GoldAnswers, Surrogate
+from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
-from tests.fakes import FakeEngine, FakeEngineBuilder, NoEngineBuilder
+from tests.fakes import FakeEngine, FakeEngineBuilder
 from tests.programs import Programs
 from tests.tiny_run import BASE, TinyConfig, assert_same_run, contents, tiny, untimed
 
@@ -228,21 +225,6 @@ class BrokenEngineBuilder(FakeEngineBuilder):
         raise ModelError("model_name none has no weights")
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "sentence"),
-    [
-        ("dataset", CountdownDatasetBuilder(source="none.jsonl"), "none.jsonl: there is no such"),
-        ("kl", KLToBase(weight=0.0, source="a/b"), "kl.source: 'a/b' is neither a data file"),
-    ],
-)
-async def test_data_that_are_not_there_are_refused_before_a_model_is_loaded(
-    tmp_path: Path, field: str, value: object, sentence: str
-) -> None:
-    asked = chz.replace(tiny(tmp_path), engine=NoEngineBuilder(), **{field: value})
-    with pytest.raises(DataError, match=re.escape(sentence)):
-        await train(asked)
-
-
 async def test_a_mistake_leaves_what_is_recorded_alone(tmp_path: Path) -> None:
     await train(tiny(tmp_path, num_generations=2))
     files = contents(tmp_path)
@@ -380,13 +362,3 @@ async def test_with_a_surrogate_the_centre_answers_and_every_genome_scores_what_
     assert measured <= rows[0].keys() and "reward/max_genome" not in rows[0]
     assert 0 <= rows[0]["env/all/correct"] <= 1
     assert all(row["objective/std_genomes"] > 0 for row in rows[:-1])
-
-
-async def test_with_gold_answers_genomes_score_those_and_the_centre_is_measured(
-    tmp_path: Path,
-) -> None:
-    unbroken = await assert_goes_on_exactly(tmp_path, surrogate=GoldAnswers())
-    rows = read_metrics(unbroken / "metrics.jsonl")
-    assert [row["progress/rollouts"] for row in rows] == [*range(2, 25, 2), 24]
-    assert all(row["objective/mean"] < 0 < row["objective/std_genomes"] for row in rows[:-1])
-    assert 0 <= rows[0]["reward/mean"] <= 1, "the centre's own answers"

@@ -1,6 +1,5 @@
 """A run as a program: what it says, what it leaves, and where a loop is running already."""
 
-import logging
 import os
 import re
 import signal
@@ -19,7 +18,6 @@ from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import run as run_config
 from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.jsonl import Result, read_metrics
-from es_cookbook.runs.tracking.trackers import TrackersBuilder
 from tests.fakes import SmallDatasetBuilder
 from tests.tiny_run import TinyConfig, tiny
 
@@ -51,27 +49,6 @@ def test_a_resumed_run_says_in_the_end_what_it_brought(
         rf"everything is in {tmp_path}",
         last,
     )
-
-
-def reported(log_path: Path) -> TinyConfig:
-    return chz.replace(short(log_path), trackers=TrackersBuilder(live=None))
-
-
-def test_a_report_that_cannot_be_written_is_one_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = tmp_path / "run"
-    anyio.run(train, reported(run))
-    (run / "report.html.partial").mkdir()
-    (run / "report.html.partial/somebody's").touch()
-    longer = chz.replace(reported(run), num_generations=3, behavior_if_log_dir_exists="resume")
-    with caplog.at_level(logging.WARNING, "es_cookbook"):
-        anyio.run(train, longer)
-    assert len(list(read_history(run / "history.jsonl"))) == 3
-    warnings = [record.getMessage() for record in caplog.records]
-    assert [text for text in warnings if "report.html" in text] == [
-        f"no {run}/report.html: RunDirectoryError: cannot write {run}/report.html: Is a directory"
-    ]
 
 
 # In a notebook.

@@ -125,13 +125,10 @@ SAID = (
     [
         ["resume", "RUN"],
         ["fork", "RUN", "output=new"],
-        ["rewind", "RUN", "generation=1"],
-        ["play", "RUN"],
         ["evaluate", "log_path=RUN"],
         ["evaluate", "model_name=RUN@2", "recipe=countdown"],
         ["export", "RUN", "output=new"],
         ["show", "RUN"],
-        ["report", "RUN"],
         ["countdown", "log_path=RUN", "behavior_if_log_dir_exists=delete"],
     ],
     ids=" ".join,

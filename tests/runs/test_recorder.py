@@ -1,6 +1,5 @@
 """A generation is written in one order, and counts when its history line is on the disk."""
 
-import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 from es_cookbook.common.schedules import Linear
-from es_cookbook.common.terminal import as_program
 from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.rl.types import TrajectoryGroup
@@ -87,19 +85,6 @@ async def test_trackers_are_told_in_order_and_only_of_what_counts(tmp_path: Path
     ]
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [row.get("watching/calls") for row in rows] == [0.0, 3.0, None]
-
-
-async def test_what_the_centre_earns_is_told_before_a_generation_that_may_take_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = itertools.count(step=20.0)
-    with as_program():
-        await train(short(tmp_path / "quick"))
-        assert "before generation" not in capsys.readouterr().err
-        monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-        await train(short(tmp_path / "slow"))
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if "before gen" in line]
-    assert said.startswith("before generation 1: held-out correct ")
 
 
 async def test_sigma_and_learning_rate_are_those_of_the_generation(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ from es_cookbook.common.files import (
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.problem_env import TrainedOn
 from es_cookbook.rl.types import Datasets
-from es_cookbook.runs.files import cannot, replace_file
+from es_cookbook.runs.files import LineFile, cannot, replace_file
 from es_cookbook.runs.history.store import Prefix, readable_prefix
 
 CONFIG = "config.json"
@@ -281,8 +281,12 @@ def num_rewinds(log_path: Path) -> int:
 # Metrics and rollouts.
 
 
-def read_metrics(path: Path) -> list[dict[str, float]]:
+def read_metrics(path: Path, damage: list[str] | None = None) -> list[dict[str, float]]:
     """Every whole line of a `metrics.jsonl`, null as NaN; a torn last line is left out.
+
+    Args:
+        path: of the file.
+        damage: gets the errors of lines that are left out, if given.
 
     Returns:
         One dict per generation, in order; none if there is no file.
@@ -290,20 +294,28 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     Raises:
         HistoryError: A line is damaged, or the file cannot be read; names it.
     """
+    rows: list[dict[str, float]] = []
     try:
         with opened(path, ANY_SIZE, path.parent) as file:
-            return [
-                metrics_of_line(line[:-1], f"{path}, line {number}")
-                for number, line in enumerate(lines(file), start=1)
-                if line.endswith(b"\n")
-            ]
+            for number, line in enumerate(lines(file), start=1):
+                if line.endswith(b"\n"):
+                    try:
+                        rows.append(_metrics_of_line(line[:-1], f"{path}, line {number}"))
+                    except HistoryError as error:
+                        if damage is None:
+                            raise
+                        damage.append(str(error))
     except FileNotFoundError:
-        return []
+        pass
     except OSError as error:
-        raise HistoryError(f"{path} cannot be read: {error.strerror or error}") from error
+        problem = f"{path} cannot be read: {error.strerror or error}"
+        if damage is None:
+            raise HistoryError(problem) from error
+        damage.append(problem)
+    return rows
 
 
-def metrics_of_line(line: bytes, where: str) -> dict[str, float]:
+def _metrics_of_line(line: bytes, where: str) -> dict[str, float]:
     """The metrics of one line, null as NaN.
 
     Raises:
@@ -363,12 +375,13 @@ def _generation_of(line: bytes, generation_key: str) -> int | None:
 
 def lines_before(path: Path, generation: int) -> Iterator[bytes]:
     """The lines of metrics or rollouts except a torn last one and those from `generation` on."""
-    key = GENERATION_KEYS[path.name]
     with opened(path, ANY_SIZE, path.parent) as file:
-        for line in lines(file):
-            number = _generation_of(line, key)
-            if line.endswith(b"\n") and (number is None or number < generation):
-                yield line
+        yield from (line for line in lines(file) if _is_before(line, path.name, generation))
+
+
+def _is_before(line: bytes, name: str, generation: int) -> bool:
+    number = _generation_of(line, GENERATION_KEYS[name])
+    return line.endswith(b"\n") and (number is None or number < generation)
 
 
 def cut_lines(path: Path, generation: int) -> None:
@@ -377,8 +390,22 @@ def cut_lines(path: Path, generation: int) -> None:
     Raises:
         RunDirectoryError: The disk refuses.
     """
-    if path.exists() and sum(map(len, lines_before(path, generation))) != path.stat().st_size:
+    if not path.exists():
+        return
+    size = end = 0
+    is_in_order = True
+    with opened(path, ANY_SIZE, path.parent) as file:
+        for line in lines(file):
+            if _is_before(line, path.name, generation):
+                is_in_order &= end == size
+                end = size + len(line)
+            size += len(line)
+    if not is_in_order:
         replace_file(path, lines_before(path, generation))
+    elif end < size:
+        file = LineFile(path)
+        file.truncate(end)
+        file.close()
 
 
 # The training problems.

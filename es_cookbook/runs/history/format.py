@@ -221,8 +221,8 @@ def _record(found: Mapping[str, Any]) -> Record:
     )
 
 
-def _is(kind: type) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, kind)
+_Rule: TypeAlias = tuple[Callable[[object], bool], str]
+_Schema: TypeAlias = Mapping[str, _Rule]
 
 
 def _is_count(value: object) -> bool:
@@ -233,57 +233,60 @@ def _is_hex(value: object) -> bool:
     return isinstance(value, str) and value != "" and not value.strip("0123456789abcdef")
 
 
-def _or_null(is_one: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: value is None or is_one(value)
+def _is_number(value: object) -> bool:
+    return value is None or isinstance(value, float)
 
 
 def _all(is_one: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda value: isinstance(value, list) and all(map(is_one, cast("list[object]", value)))
 
 
-def _are_hex(value: object) -> bool:
-    return isinstance(value, str) and all(map(_is_hex, value.split()))
-
-
-_Schema: TypeAlias = Mapping[str, tuple[Callable[[object], bool], str]]
-
+_COUNT: _Rule = (_is_count, "an integer from 0 on")
+_HEX: _Rule = (_is_hex, "hexadecimal text")
+_SEEDS: _Rule = (
+    lambda value: isinstance(value, str) and all(map(_is_hex, value.split())),
+    "hexadecimal numbers with spaces between them",
+)
+_TEXT: _Rule = (lambda value: isinstance(value, str), "text")
+_FLOAT: _Rule = (lambda value: isinstance(value, float), "a float")
+_TABLE: _Rule = (_all(_all(_is_number)), "a list of lists of floats and nulls")
 _RECORD: _Schema = {
-    "format": (_is_count, "an integer"),
-    "generation": (_is_count, "an integer from 0 on"),
-    "position": (_is_count, "an integer from 0 on"),
-    "fingerprint": (_is_hex, "hexadecimal text"),
-    "decay": (_is(float), "a float"),
-    "seeds": (_are_hex, "hexadecimal numbers with spaces between them"),
-    "coefficients": (_all(_is(float)), "a list of floats"),
-    "fitness": (_all(_or_null(_is(float))), "a list of floats and nulls"),
+    "format": _COUNT,
+    "generation": _COUNT,
+    "position": _COUNT,
+    "fingerprint": _HEX,
+    "decay": _FLOAT,
+    "seeds": _SEEDS,
+    "coefficients": (_all(_FLOAT[0]), "a list of floats"),
+    "fitness": (_all(_is_number), "a list of floats and nulls"),
 }
 _OPTIONAL: _Schema = {
-    "centre": (_is_count, "an integer from 0 on"),
-    "rule": (_is(dict), "an object"),
-    "rewards": (_all(_all(_or_null(_is(float)))), "a list of lists of floats and nulls"),
-    "problems": (_are_hex, "hexadecimal numbers with spaces between them"),
-    "results": (_all(_all(_or_null(_is(float)))), "a list of lists of floats and nulls"),
+    "centre": _COUNT,
+    "rule": (lambda value: isinstance(value, dict), "an object"),
+    "rewards": _TABLE,
+    "problems": _SEEDS,
+    "results": _TABLE,
 }
 _HEADER: _Schema = {
-    "format": (_is_count, "an integer"),
+    "format": _COUNT,
     "kind": (lambda value: value == "header", 'the text "header"'),
-    "model_name": (_is(str), "text"),
-    "weights": (_is_hex, "hexadecimal text"),
-    "tokenizer": (_is_hex, "hexadecimal text"),
-    "dtype": (_is(str), "text"),
-    "fork": (_or_null(_is(dict)), "an object or null"),
+    "model_name": _TEXT,
+    "weights": _HEX,
+    "tokenizer": _HEX,
+    "dtype": _TEXT,
+    "fork": (lambda value: value is None or isinstance(value, dict), "an object or null"),
 }
 _HEADER_OPTIONAL: _Schema = {
-    "products": (_is(str), "text"),
+    "products": _TEXT,
     "found": (
         lambda value: (
             isinstance(value, dict)
-            and all(_is(float)(number) for number in cast("dict[str, object]", value).values())
+            and all(map(_FLOAT[0], cast("dict[str, object]", value).values()))
         ),
         "an object of floats",
     ),
 }
-_FORK: _Schema = {"log_path": (_is(str), "text"), "generation": (_is_count, "an integer from 0 on")}
+_FORK: _Schema = {"log_path": _TEXT, "generation": _COUNT}
 
 
 def _check(found: Mapping[str, object], schema: _Schema, prefix: str = "") -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
-from es_cookbook.common.errors import HistoryError, RunDirectoryError
+from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.common.files import ANY_SIZE, lines, opened, parsed
 from es_cookbook.common.terminal import one_line, plural
 from es_cookbook.evolution.optimizers.base import AUTO
@@ -36,7 +36,7 @@ from es_cookbook.runs.directory.directory import (
     check_access,
     flattened,
     is_of_gradients,
-    metrics_of_line,
+    read_metrics,
     writer_of,
 )
 from es_cookbook.runs.history.format import Header, Record
@@ -124,7 +124,11 @@ def read_run(log_path: Path) -> RunFiles:
         raise RunDirectoryError(f"log_path {log_path} must be a run directory, found {found}")
     problems: list[str] = []
     config = _config(log_path, problems)
-    metrics = _metrics(log_path / METRICS, problems)
+    damage: list[str] = []
+    metrics = read_metrics(log_path / METRICS, damage)
+    problems += damage[:1]
+    if damage[1:]:
+        problems.append(f"{log_path / METRICS}: {len(damage) - 1} more damaged lines left out")
     history = readable_prefix(log_path / HISTORY)
     if history.damage is not None:
         problems.append(str(history.damage))
@@ -151,20 +155,6 @@ def _config(log_path: Path, problems: list[str]) -> dict[str, object]:
         )
     problems.append(f"{log_path / CONFIG} {problem}")
     return {}
-
-
-def _metrics(path: Path, problems: list[str]) -> list[dict[str, float]]:
-    rows: list[dict[str, float]] = []
-    damaged: list[str] = []
-    for number, line in enumerate(_lines(path, problems.append), start=1):
-        try:
-            rows.append(metrics_of_line(line, f"{path}, line {number}"))
-        except HistoryError as error:
-            damaged.append(str(error))
-    problems += damaged[:1]
-    if len(damaged) > 1:
-        problems.append(f"{path}: {plural(len(damaged) - 1, 'more damaged line')} left out")
-    return rows
 
 
 def _chosen(header: Header | None) -> Mapping[str, object]:

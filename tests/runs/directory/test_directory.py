@@ -249,24 +249,6 @@ def test_a_log_path_that_is_or_lies_under_a_file_is_refused(tmp_path: Path) -> N
     assert (tmp_path / "file").read_text() == "in the way"
 
 
-def test_killed_before_the_history_line_the_other_files_forget_the_generation(
-    tmp_path: Path,
-) -> None:
-    record_run(tmp_path / "broken", 3)
-    record_run(tmp_path / "unbroken", 4)
-    broken = tmp_path / "broken"
-    append(broken / "metrics.jsonl", {"progress/generation": 3, "reward/mean": 0.5})
-    append(broken / "rollouts.jsonl", {"generation": 3, "turns": []})
-    with (broken / "rollouts.jsonl").open("a") as file:
-        file.write('{"generation": 3, "tur')
-    run = opened(broken, CONFIG, "resume")
-    append(broken / "metrics.jsonl", {"progress/generation": 3, "reward/mean": 0.5})
-    append(broken / "rollouts.jsonl", {"generation": 3, "turns": []})
-    run.history.append(make_record(3))
-    for name in ("config.json", "history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
-        assert (broken / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
-
-
 @pytest.mark.parametrize("damage", ["torn", "checksum"])
 def test_a_damaged_last_line_takes_its_metrics_with_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str

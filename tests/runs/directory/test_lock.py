@@ -72,15 +72,3 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     lock = RunLock(tmp_path)
     assert (tmp_path / LOCK).read_text() == str(os.getpid())
     lock.release()
-
-
-def test_a_lock_that_is_let_go_of_while_others_open_it_is_never_held_twice(tmp_path: Path) -> None:
-    lock = RunLock(tmp_path)
-    opened = os.open(tmp_path / LOCK, os.O_RDWR)  # What a second one does just before the release.
-    lock.release()
-    again = RunLock(tmp_path)
-    assert os.fstat(opened).st_ino != (tmp_path / LOCK).stat().st_ino
-    with pytest.raises(RunDirectoryError, match="is being written by"):
-        RunLock(tmp_path)
-    again.release()
-    os.close(opened)

@@ -1,6 +1,5 @@
 """The files of a run are read once, however many look at what they say."""
 
-import gc
 from collections import Counter
 from pathlib import Path
 
@@ -8,8 +7,6 @@ import pytest
 
 from es_cookbook.common import files
 from es_cookbook.runs.config import recorded_config
-from es_cookbook.runs.history.format import Record
-from es_cookbook.runs.history.store import HistoryStore
 from es_cookbook.runs.program import train
 from es_cookbook.runs.recorded import open_run
 from tests.tiny_run import tiny
@@ -47,21 +44,3 @@ async def test_a_run_that_goes_on_reads_its_config_and_its_history_once(
     reads.clear()
     assert len(open_run(tmp_path, trust=["tests"]).records) == 3
     assert (reads["config.json"], reads["history.jsonl"]) == (1, 1)
-
-
-async def test_a_run_that_goes_on_does_not_carry_its_past_around(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await train(tiny(tmp_path, num_generations=4))
-    held: list[set[int]] = []
-    append = HistoryStore.append
-
-    def counted(store: HistoryStore, record: Record) -> None:
-        append(store, record)
-        gc.collect()
-        every = [each for each in gc.get_objects() if type(each) is Record]
-        held.append({each.generation for each in every} - {record.generation})
-
-    monkeypatch.setattr(HistoryStore, "append", counted)
-    await train(tiny(tmp_path, num_generations=6))
-    assert held == [set(), set()]

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, PeftModel
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import es_cookbook.__main__
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.cli.export import ExportConfig, export
-from es_cookbook.common.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
+from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
@@ -142,24 +142,6 @@ async def test_any_generation_can_be_had_and_none_is_the_base_byte_for_byte(tmp_
     assert not same(loaded(tmp_path / "out3"), loaded(tmp_path / "saved"))
 
 
-async def test_a_model_that_is_stored_otherwise_than_it_is_held_is_stored_so_again(
-    tmp_path: Path,
-) -> None:
-    model = make_base(tmp_path / "model", "mixtral")
-    parameters = {
-        name for name, _ in AutoModelForCausalLM.from_pretrained(model).named_parameters()
-    }
-    assert parameters - weights(model).keys(), "experts are one parameter, and stored one by one"
-    run = await make_run(tmp_path / "run", model, FullRank())
-    write(run, tmp_path / "out")
-    async with engine_at(run, model, FullRank()) as engine:
-        await engine.save(tmp_path / "saved")
-        actions = await greedy(engine)
-    assert weights(tmp_path / "out").keys() == weights(model).keys()
-    assert same(weights(tmp_path / "out"), weights(tmp_path / "saved"))
-    check_same_answers(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), actions)
-
-
 async def test_an_adapter_answers_in_peft_and_transformers_as_in_the_engine(tmp_path: Path) -> None:
     model = make_base(tmp_path / "model")
     # Not all of a kind, so that modules have to be named in full.
@@ -257,21 +239,6 @@ async def test_another_fingerprint_is_refused_with_both_and_leaves_nothing(
         assert f"{wrong.fingerprint:016x}" in str(raised.value)
         assert list((tmp_path / "out").iterdir()) == []
     write(run, tmp_path / "fine", generation=3)
-
-
-async def test_a_base_that_moved_is_found_by_its_new_place_and_no_other_is_taken(
-    tmp_path: Path, base: Path
-) -> None:
-    run = await make_run(tmp_path / "run", base, LowRank())
-    moved = base.rename(tmp_path / "moved")
-    with pytest.raises(ModelError, match=r"no directory .*model.*give model_name="):
-        write(run, tmp_path / "out")
-    write(run, tmp_path / "out", model_name=str(moved))
-    tensors = {name: tensor + 1e-3 for name, tensor in weights(moved).items()}
-    save_file(tensors, moved / "model.safetensors", {"format": "pt"})
-    with pytest.raises((HistoryError, ModelError), match="moved"):
-        write(run, tmp_path / "again", model_name=str(moved))
-    assert not (tmp_path / "again").exists()
 
 
 async def test_mistakes_are_one_sentence(tmp_path: Path, base: Path) -> None:

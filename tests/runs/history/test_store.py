@@ -136,23 +136,6 @@ def test_what_the_run_began_with_is_the_first_line(tmp_path: Path) -> None:
     assert decode(encode(forked)) == forked
 
 
-def test_another_base_is_refused_by_what_differs(tmp_path: Path) -> None:
-    path = tmp_path / "history.jsonl"
-    HistoryStore(path, HEADER).begin().close()
-    HistoryStore(path, dataclasses.replace(HEADER, model_name="elsewhere/tiny")).close()
-    other = dataclasses.replace(HEADER, model_name="models/other", weights="1234", dtype="bfloat16")
-    with pytest.raises(HistoryError) as caught:
-        HistoryStore(path, other)
-    assert str(caught.value) == (
-        f"{path} began with model_name=models/tiny and cannot go on with model_name=models/other: "
-        "its weights was abcd, is 1234, its dtype (engine.dtype) was float32, is bfloat16; "
-        "give the base that it began with"
-    )
-    other = dataclasses.replace(HEADER, tokenizer="1234")
-    with pytest.raises(HistoryError, match=": its tokenizer was ef01, is 1234; give"):
-        HistoryStore(path, other)
-
-
 def sealed(fields: dict[str, Any]) -> bytes:
     """A line with a checksum that is right, whatever its fields."""
     body = json.dumps(fields, separators=(",", ":")).encode()[:-1]

@@ -10,9 +10,8 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.runs.history.format import Header, Record
 from es_cookbook.runs.history.store import HistoryStore
-from es_cookbook.runs.tracking.curves import grouped, shared_points, table
+from es_cookbook.runs.tracking.curves import shared_points, table
 from es_cookbook.runs.tracking.reading import RunFiles, read_run
-from tests.plugins.report.made_runs import ES, make_run
 
 METRIC = "test/env/all/correct"
 
@@ -69,12 +68,3 @@ def test_runs_that_were_not_measured_alike_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a/metrics.jsonl").write_text(f'{{"{METRIC}": 1, "progress/rollouts": 1}}\n')
     with pytest.raises(ConfigError, match="does not count rollouts and time"):
         table({"es": [read_run(tmp_path / "a")]}, METRIC)
-
-
-def test_curves_that_have_one_name_are_told_apart_by_their_directories(tmp_path: Path) -> None:
-    fields = ("alpha", "beta", "gamma", "delta")
-    configs = [{**ES, **dict.fromkeys(fields, 0)}, {**ES, **dict.fromkeys(fields, 0), "delta": 1}]
-    configs += [{**each, **dict.fromkeys(fields[:3], 1)} for each in configs]
-    paths = [make_run(tmp_path / str(i), config=config) for i, config in enumerate(configs)]
-    found = grouped([read_run(path) for path in paths])
-    assert [len(group) for group in found.values()] == [1] * 4

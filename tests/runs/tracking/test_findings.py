@@ -43,14 +43,6 @@ def told(*rows: Mapping[str, float]) -> list[str]:
     return [sentence for row in rows for sentence in found.take(row)]
 
 
-def kinds(*rows: Mapping[str, float]) -> list[str]:
-    """Of the last row."""
-    found = Findings()
-    for row in rows:
-        found.take(row)
-    return list(found.latest)
-
-
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
@@ -140,32 +132,6 @@ def test_of_a_few_generations_without_a_signal_nothing_is_told() -> None:
     assert len(told(FINE, nothing, nothing)) == 1
     assert told(*[FINE] * 20, *[nothing] * 10) == [], "half of the last twenty"
     assert len(told(*[FINE] * 20, *[nothing] * 11)) == 1
-
-
-def test_perturbations_that_break_the_model_are_told_where_nothing_rose() -> None:
-    broken = {**FINE, "reward/mean": 0.1, "test/reward/mean": 0.4}
-    assert kinds(broken) == [], "its problems may be harder than the held-out ones"
-    assert kinds(broken, {**broken, "test/reward/mean": 0.39}) == ["far"]
-    assert kinds(broken, {**broken, "test/reward/mean": 0.5}) == []
-    unsure = {**broken, "test/low/reward/mean": 0.15}
-    assert kinds(unsure, {**unsure, "test/reward/mean": 0.39}) == []
-    assert kinds(*[{"reward/mean": 0.1, "test/reward/mean": 0.4 - g / 9} for g in (0, 1)]) == []
-
-
-def test_a_centre_is_worse_where_intervals_are_apart() -> None:
-    def measured(low: float, mean: float, high: float) -> Mapping[str, float]:
-        interval = {"test/low/reward/mean": low, "test/high/reward/mean": high}
-        return {**FINE, **interval, "test/reward/mean": mean}
-
-    best = measured(0.5, 0.55, 0.6)
-    assert kinds(measured(0.3, 0.35, 0.4), best, measured(0.4, 0.45, 0.51)) == []
-    assert kinds(measured(0.3, 0.35, 0.4), best, FINE, measured(0.4, 0.44, 0.49)) == ["fallen"]
-
-
-def test_only_where_the_centre_is_cut_as_well_there_is_too_little_room() -> None:
-    cut = {**FINE, "rollouts/truncated": 0.5, "test/reward/mean": 0.4}
-    assert kinds({**cut, "test/rollouts/truncated": 0.0}) == []
-    assert kinds({**cut, "test/rollouts/truncated": 0.3}) == ["cut"]
 
 
 def test_a_whole_run_has_a_sentence_for_each_kind() -> None:

@@ -1,7 +1,5 @@
 import contextlib
 import io
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -138,39 +136,3 @@ def test_a_resumed_run_does_not_repeat_what_was_told(tmp_path: Path) -> None:
     with contextlib.redirect_stdout(out):
         told(LiveTracker(run, clock=Clock()), Clock(), [cut])
     assert len(out.getvalue().splitlines()) == 1
-
-
-PIPED = """
-import os
-import sys
-from pathlib import Path
-from es_cookbook.runs.tracking.base import RunInfo
-from es_cookbook.runs.tracking.live import LiveTrackerBuilder
-tracker = LiveTrackerBuilder()(RunInfo(Path(sys.argv[1]), "{}", 0, 10))
-print("ready", flush=True)
-sys.stdin.readline()
-for generation in range(10):
-    tracker.log(generation, {"reward/mean": 1.0})
-    tracker.recorded(generation)
-tracker.close()
-print("the run went on", file=sys.stderr, flush=True)
-os._exit(0)  # Past the interpreter's own last flush, which a closed pipe fails too.
-"""
-
-
-def test_a_closed_pipe_switches_the_view_off_and_the_run_goes_on(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PIPED, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as run:
-        assert run.stdin and run.stdout and run.stderr
-        assert run.stdout.readline() == "ready\n"
-        run.stdout.close()
-        run.stdin.write("go\n")
-        run.stdin.flush()
-        said = run.stderr.read()
-    assert run.returncode == 0
-    assert said.count("the live view is off") == 1 and "the run went on" in said

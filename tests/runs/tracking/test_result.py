@@ -38,15 +38,6 @@ def test_the_largest_pass_at_k_is_told_too(tmp_path: Path) -> None:
     )
 
 
-def test_a_mean_of_fewer_answers_is_told_as_one(tmp_path: Path) -> None:
-    key, few = "test/env/all/correct", "test/reported/env/all/correct"
-    whole: dict[str, float] = {key: 0.5}
-    found = result_of(write(tmp_path, whole, {key: 0.75, few: 29}))
-    assert found.gain() == f"{key} 0.500 -> 0.750 (of 29 answers) (+25.0 points)"
-    found = result_of(write(tmp_path, {key: 0.75, few: 29}, {key: 0.6, few: 30}, whole))
-    assert found.gain() == f"{key} 0.750 (of 29 answers) -> 0.500 (-25.0 points)"
-
-
 def test_a_run_that_has_measured_nothing_says_so(tmp_path: Path) -> None:
     assert result_of(tmp_path) == Result(tmp_path, {}, {})
     assert result_of(tmp_path).gain() == "nothing was measured"
