@@ -174,9 +174,7 @@ class Step:
     @property
     def mean_square(self) -> float:
         """`rms` squared, which is additive over independent updates."""
-        if self.rule is not None:
-            return self.rms * self.rms
-        return math.fsum(term.coefficient * term.coefficient for term in self.terms)
+        return self.rms * self.rms
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from tests.linear_models import LINEAR_FAMILIES, NUM_EXPERTS, make_linear_model
+from tests.linear_models import LINEAR_FAMILIES, make_linear_model
 
 _SIZES = {
     "vocab_size": 40,
@@ -127,12 +127,3 @@ def test_a_genomes_weights_are_the_formula_over_rows_and_columns_as_stored(
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     others = parameters.keys() - {split_member(name)[0] for name in space.shapes}
     assert all(np.array_equal(parameters[name], base[name]) for name in others)
-
-
-def test_a_full_name_selects_one_expert(tmp_path: Path) -> None:
-    path = make_linear_model("qwen3_moe", tmp_path / "model")
-    infos = parameter_infos(AutoModelForCausalLM.from_pretrained(path))
-    name = "model.layers.0.mlp.experts.down_proj[2]"
-    assert list(LowRank(include=(name,))(infos).shapes) == [name]
-    assert name not in LowRank(exclude=(name,))(infos).shapes
-    assert len(LowRank(include=("*.down_proj*",))(infos).shapes) == 2 * NUM_EXPERTS

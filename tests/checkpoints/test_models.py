@@ -141,28 +141,6 @@ def test_what_has_no_weights_or_no_tokenizer_is_no_base(
         base_identity(str(path))
 
 
-def test_an_expert_is_read_as_a_part_of_its_parameter_where_that_is_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = str(make_linear_model("gpt_oss", tmp_path / "model"))
-    model = load_causal_lm(path, "auto", CPU)
-    expected = dict(named_weights(model))
-
-    def load(*_: object) -> None:
-        raise AssertionError("all of it was loaded")
-
-    monkeypatch.setattr("es_cookbook.checkpoints.models.load_causal_lm", load)
-    found, _ = base_parameters(path, load_architecture(path), expected.keys(), "auto")
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
-    monkeypatch.undo()
-    path = str(make_linear_model("qwen3_moe", tmp_path / "one by one"))
-    name = "model.layers.1.mlp.experts.gate_up_proj[3]"
-    expected = dict(named_weights(load_causal_lm(path, "auto", CPU)))
-    found, _ = base_parameters(path, load_architecture(path), [name], "bfloat16")
-    assert torch.equal(found[name], expected[name].bfloat16())
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_parameters_that_stay_in_float32_are_read_so(tmp_path: Path, dtype: str) -> None:
     path = str(tmp_path)

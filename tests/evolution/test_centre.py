@@ -55,18 +55,6 @@ def bits(weights: dict[str, torch.Tensor]) -> dict[str, list[int]]:
     return {name: view.flatten().tolist() for name, view in views.items()}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_a_new_centre_is_the_base_in_float32_and_shares_nothing_with_it(dtype: torch.dtype) -> None:
-    base = base_model(dtype)
-    before = {name: tensor.clone() for name, tensor in base.items()}
-    centre = Centre(base, space_of(LowRank()))
-    for name, weight in centre.weights.items():
-        assert weight.dtype == torch.float32
-        assert torch.equal(weight, base[name].float())
-    centre.apply(STEPS[0])
-    assert all(torch.equal(base[name], before[name]) for name in base)
-
-
 def test_noise_is_made_on_nvidias_gpus_and_where_triton_is_interpreted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -83,13 +83,6 @@ def test_those_that_say_so_have_unit_variance_wherever_there_is_a_signal(fitness
     assert all(are_units) == fitness.has_unit_variance
 
 
-def test_reliability_by_hand() -> None:
-    # Scores ∓5/12; residuals ∓1/12, ∓1/12, ±1/6: 1 - (1/12 / 2) / 3 / (2 · (5/12)²).
-    assert reliability(array([0, 1], [0, 1], [0, 0.5])) == pytest.approx(0.96)
-    # One degree of freedom is left: scores ∓3/8, residuals ±1/8.
-    assert reliability(array([0, 1], [0, 0.5])) == pytest.approx(8 / 9)
-
-
 @each
 def test_a_genome_that_lost_everything_is_nan_and_changes_nothing_for_the_others(
     fitness: Fitness,

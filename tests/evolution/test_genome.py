@@ -111,7 +111,7 @@ def test_a_step_has_the_terms_that_its_rule_is_about() -> None:
 
 def test_the_rms_of_a_step_follows_from_its_numbers() -> None:
     assert Step(TERMS).rms == pytest.approx(14**0.5)
-    assert Step(TERMS).mean_square == 14.0
+    assert Step(TERMS).mean_square == pytest.approx(14.0)
     assert Step(TERMS, rule=MuonRule(0.25, 5)).rms == 0.25
     # m² = 0.1² · 9 + 0.9² · 5, v = 0.5 · 9 + 0.5 · 5
     assert Step(TERMS, rule=ADAM).rms == pytest.approx(1e-3 * (4.14 / 7) ** 0.5)

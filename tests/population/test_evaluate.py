@@ -96,18 +96,6 @@ async def test_the_centre_is_measured_greedily_by_tag() -> None:
     ] * 4
 
 
-async def test_problems_beside_are_measured_and_change_no_reward_nor_sampling_seed() -> None:
-    engine, alone = FakeEngine(answer=answer), FakeEngine(answer=answer)
-    metrics = await evaluate(sampler(engine), problems(2, 4), 4, 1.0, problems(7, 9))
-    without = await evaluate(sampler(alone), problems(2, 4), 4, 1.0)
-    shared = without.keys() - {"test/env/all/correct", "test/rollouts/failed"}
-    assert {key: metrics[key] for key in shared} == {key: without[key] for key in shared}
-    assert metrics["test/env/all/correct"] == pytest.approx(2 / 3)
-    assert metrics["test/rollouts/failed"] == 4
-    seeds, seeds_alone = ([r.seed for _, r in e.requests] for e in (engine, alone))
-    assert set(seeds_alone) < set(seeds)
-
-
 def one_of_four(who: Genome | str, request: SampleRequest) -> str:
     """Even in one of a problem's attempts, for 1 in none and for 2 in all; 9 loses one."""
     (token,) = request.observation.tokens_T

@@ -242,18 +242,6 @@ async def test_the_time_out_does_not_count_waiting_for_the_engine() -> None:
     assert sample.seconds.score < 0.1 < sample.seconds.sample
 
 
-async def test_an_env_that_is_cancelled_by_itself_is_lost_alone() -> None:
-    async def cancel(env: DigitEnv, action: Action) -> None:
-        if env.index == 0:
-            raise anyio.get_cancelled_exc_class()()
-        await anyio.sleep(0.05)
-
-    problem = Problem(0, misbehave=cancel)
-    groups = await sampler(FakeEngine(), max_failed_fraction=0.5).rollout(0, [problem], GENOMES)
-    assert [rollout.reason for rollout in lost_rollouts(groups)] == ["CancelledError"]
-    assert problem.closed == [0]
-
-
 @pytest.mark.parametrize("error", [RequestError("prompt of 70 tokens"), EngineError("it died")])
 @pytest.mark.parametrize("in_task_group", [False, True])
 async def test_what_no_rollout_survives_stops_the_run(
@@ -406,16 +394,6 @@ class Match(Duel):
     ) -> Sequence[GroupReward]:
         texts = [(await policy.sample(Observation((1,)))).text for policy in policies]
         return [GroupReward(float(text), logs={"said": text}) for text in texts]
-
-
-async def test_genomes_that_group_rewards_ask_are_resident_together() -> None:
-    one = FakeEngine(capacity=6)
-    groups = await sampler(one).rollout(0, [Match(0), Problem(1)], GENOMES)
-    assert groups[0].group_rewards_G_K is not None
-    given = [given for given_K in groups[0].group_rewards_G_K for given in given_K]
-    assert given and all(each.reward == float(each.logs["said"]) for each in given)
-    pool = FakePool([FakeEngine(capacity=6) for _ in range(3)])
-    assert await sampler(pool).rollout(0, [Match(0), Problem(1)], GENOMES) == groups
 
 
 @pytest.mark.parametrize("num_engines", [1, 3])

@@ -62,16 +62,6 @@ def test_engines_of_unknown_speed_leave_genomes_for_whoever_is_free_first() -> N
     assert of_quick > 40 and busy > 0.85
 
 
-def test_where_a_block_takes_long_however_small_engines_end_together_without_small_ones() -> None:
-    simulation = Simulation({"quick": 1.0, "slow": 3.0}, fixed=12.0)
-    for _ in range(3):
-        simulation.generation(64)
-    blocks, busy = simulation.generation(64)
-    assert blocks == [("quick", 48), ("slow", 16)] and busy == pytest.approx(1)
-    one_more, _ = simulation.generation(8)
-    assert one_more == [("quick", 6), ("slow", 2)]
-
-
 def test_an_engine_that_becomes_slow_keeps_only_what_it_has_begun() -> None:
     simulation = Simulation({"a": 1.0, "b": 1.0})
     for _ in range(3):

@@ -75,19 +75,14 @@ def _as_rows(weight: torch.Tensor, part: Part | None) -> tuple[Part, torch.Tenso
     """The part that a weight holds, a whole parameter if None, and the weight as its rows.
 
     Raises:
-        ValueError: It does not hold this part, or not in rows and columns, or is not float32.
+        RuntimeError: It does not hold this part, or not in rows and columns.
+        ValueError: It is not float32.
     """
     _check_device(weight)
     if weight.dtype != torch.float32:
         raise ValueError(f"exact arithmetic needs float32, found {weight.dtype}")
     part = part or Part.whole(tuple(weight.shape))
-    try:
-        return part, weight.view(part.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"a tensor of shape {tuple(weight.shape)} does not hold {part}: it needs "
-            f"{part.num_elements} elements, contiguous or with two axes"
-        ) from None
+    return part, weight.view(part.shape)
 
 
 def _part_runs(part: Part) -> _Runs:

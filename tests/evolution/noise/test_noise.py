@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from es_cookbook.evolution.noise import (
     NoiseKind,
-    Part,
     lanes_range,
     noise,
     noise_of_seeds,
@@ -246,12 +245,3 @@ def test_many_seeds_at_once_are_each_ones_own_noise(
     assert noise_of_seeds([], "layers.0.weight.A", shape, kind).shape == (0, *shape)
     with pytest.raises(ValueError, match="a seed must be a 63-bit integer"):
         noise_of_seeds([1, 2**63], "layers.0.weight.A", (3,), kind)
-
-
-def test_places_in_the_whole() -> None:
-    part = Part((1, 3), (2, 4), width=5)
-    assert (part.shape, part.num_elements) == ((2, 2), 4)
-    assert [*part.spans()] == [range(7, 9), range(12, 14)]
-    assert [*Part((1, 3), (0, 5), 5).spans()] == [range(5, 15)]
-    assert Part.whole((4, 2, 3)) == Part((0, 4), (0, 6), 6)
-    assert Part.whole(()).num_elements == 1

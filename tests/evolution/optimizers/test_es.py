@@ -18,7 +18,6 @@ from es_cookbook.evolution.optimizers.adam import Adam, RMSProp
 from es_cookbook.evolution.optimizers.base import (
     Optimizer,
     mirrored,
-    tied_fraction,
 )
 from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma, merged, step_length
 from es_cookbook.evolution.optimizers.momentum import ClipUp, Muon
@@ -211,15 +210,6 @@ def test_the_size_of_a_step_is_known_from_its_coefficients() -> None:
     update = np.array([term.coefficient for term in step.terms]) @ noise
     assert math.sqrt(float((update**2).mean())) / 1e-3 == pytest.approx(0.0913, rel=0.02)
     assert Step().rms == 0
-
-
-def test_tied_pairs_are_counted_among_pairs_that_were_measured() -> None:
-    genomes_G = optimizer(settled(population_size=8)).ask(0)
-    assert tied_fraction(genomes_G, np.array([1, 1, 2, 2, 0, 1, NAN, 1.0])) == pytest.approx(2 / 3)
-    assert tied_fraction(genomes_G, np.full(8, NAN)) == 0
-    unpaired_G = optimizer(settled(population_size=3, antithetic=False)).ask(0)
-    assert tied_fraction(unpaired_G, np.zeros(3)) == 0
-    assert tied_fraction([Genome()], np.zeros(1)) == 0
 
 
 def test_weight_decay_follows_the_schedule_and_waits_for_signal() -> None:

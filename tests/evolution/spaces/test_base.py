@@ -1,7 +1,5 @@
 """Selecting parameters by name, and what is refused."""
 
-import pickle
-
 import chz
 import pytest
 import torch
@@ -96,12 +94,6 @@ def test_names_and_fields_work_on_the_command_line(name: str) -> None:
     builder = resolve(SEARCH_SPACE_NAMES[name])
     expected = builder(exclude=("norm*", "*.bias"), noise="rademacher", **required)
     assert config.search_space == expected
-
-
-@pytest.mark.parametrize("builder", [LowRank(rank=2), FullRank(noise="rademacher")])
-def test_a_space_survives_pickling(builder: SearchSpaceBuilder) -> None:
-    space = builder(PARAMETERS)
-    assert pickle.loads(pickle.dumps(space)) == space
 
 
 @pytest.mark.parametrize("builder", [LowRank(rank=2), FullRank()])

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +14,8 @@ from es_cookbook.evolution.noise import (
     Part,
     Partitions,
     noise,
-    noise_range,
     partition_seed,
 )
-from es_cookbook.evolution.spaces import full_rank
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import (
     ParameterInfo,
@@ -127,19 +124,6 @@ def test_the_seeds_of_a_partition_share_all_parameters_out(
     assert len(places) > 3
     means = np.mean(found, axis=0)
     assert means.max() / means.min() < 1.7
-
-
-def test_noise_that_is_not_used_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
-
-    def counting(*args: Any) -> Any:
-        made.append(args[3] - args[2])
-        return noise_range(*args)
-
-    monkeypatch.setattr(full_rank, "noise_range", counting)
-    for seed in seeds_of(5, 4):
-        moved(FullRank(partitions=4), (Term(seed, 0.3),), LARGE)
-    assert sum(made) == sum(math.prod(each.shape) for each in LARGE)
 
 
 def test_known_partitions() -> None:
