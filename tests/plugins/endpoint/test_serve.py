@@ -14,7 +14,6 @@ import httpx
 import psutil
 import pytest
 from openai import AsyncOpenAI, NotFoundError
-from typing_extensions import override
 
 from es_cookbook.engines.base import Progress, SampleRequest
 from es_cookbook.plugins.endpoint.app import application
@@ -44,19 +43,6 @@ def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fields: dict[str, Any] = {"num_generations": 3, "trackers": JsonlTrackerBuilder()}
     anyio.run(train, TinyConfig(model_name=str(model), log_path=str(log_path), **fields))
     return log_path
-
-
-class Followed(Progress):
-    """Keeps what it is told: what a stream is told, which sends together what is not read yet."""
-
-    follows = True
-
-    def __init__(self) -> None:
-        self.told: list[tuple[int, ...]] = []
-
-    @override
-    def sampled(self, tokens_T: Sequence[int]) -> None:
-        self.told.append(tuple(tokens_T))
 
 
 def _client(served: Served) -> AsyncOpenAI:
@@ -105,10 +91,6 @@ async def test_each_model_gives_its_own_answers_whoever_else_asks(log_path: Path
             stream = await client.completions.create(model=name, prompt=list(prompt_T), **more)
             pieces = [piece.choices[0].text async for piece in stream]
             assert "".join(pieces) == expected[name]
-            seen, progress = Observation(prompt_T, max_tokens=8), Followed()
-            action = await served.sample(name, seen, Draw(seed=7), 0, progress)
-            grown = [action.tokens_T[:length] for length in range(1, len(action.tokens_T))]
-            assert grown[:4] == progress.told[:4] and len(grown) > 3
         told: Any = {"prompt": [*prompt_T, *prompt_T], "echo": True, "logprobs": 1, "max_tokens": 1}
         for name in ("base", "genome-1"):
             scored = (await client.completions.create(model=name, **told)).choices[0].logprobs

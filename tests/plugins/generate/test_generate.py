@@ -126,23 +126,6 @@ def test_equal_prompts_are_asked_once_and_equal_answers_kept_once(
     )
 
 
-def test_every_row_has_one_in_the_output_also_where_an_answer_is_missing() -> None:
-    asked = ["0+1=", "2+1=", "0+1=", "0+1=", "1+1=", "2+1="]
-    write([{"question": question, "id": i} for i, question in enumerate(asked)])
-
-    def reply(body: dict[str, Any]) -> object:
-        return 400 if body["messages"][-1]["content"] == "2+1=" else right(body)
-
-    with chat_server(reply) as server:
-        with pytest.raises(ServerError, match="1 question without an answer"):
-            generate(server)
-        assert [row["id"] for row in written()] == [0, 2, 3, 4]
-    with chat_server(right) as server:
-        rows = generate(server)
-    assert [body["messages"][-1]["content"] for body in server.asked] == ["2+1="]
-    assert [(row["id"], row["prompt"]) for row in rows] == [*enumerate(asked)]
-
-
 def test_no_more_questions_at_a_time_than_allowed() -> None:
     with chat_server(right) as server:
         generate(server, replicas=3, concurrency=2)

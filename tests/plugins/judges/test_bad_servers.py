@@ -1,22 +1,19 @@
 """Whatever a server does, there is an answer or one sentence, in bounded time and memory.
 
-Each behaviour is tried against `generate`, and some against a judge, which asks in the same way.
+Each behaviour is tried against `generate`; judges ask through the same client.
 """
 
 import socket
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import anyio
 import psutil
 import pytest
 
 from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.plugins.generate.generate import GenerateConfig
 from es_cookbook.plugins.generate.generate import main as generate
-from es_cookbook.plugins.judges.reward import Judge
 from tests.bad_servers import BEHAVIOURS, fails, serving
 
 SECONDS = 0.2
@@ -43,23 +40,6 @@ def by_generate(url: str, attempts: int, seconds: float = SECONDS) -> None:
     )
 
 
-def by_judge(url: str, attempts: int, seconds: float = SECONDS) -> None:
-    judge = Judge(
-        url=f"{url}/v1",
-        model="m",
-        timeout=seconds,
-        attempts=attempts,
-        backoff=0.001,
-    )
-    anyio.run(judge.grade, "42", {"question": "6 * 7?"})
-
-
-CLIENTS: dict[str, Callable[[str, int, float], None]] = {
-    "generate": by_generate,
-    "judge": by_judge,
-}
-
-
 def others() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name != "server"}
 
@@ -79,28 +59,15 @@ def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Path("rows.jsonl").write_text('{"question": "6 * 7?"}\n')
 
 
-OF_JUDGES = (
-    "a body without end",
-    "content of NUL bytes",
-    "content of lone surrogates",
-    "status 401",
-    "429 and soon",
-)
-"""What is tried against a judge, which asks as `generate` does."""
-
-
-@pytest.mark.parametrize(
-    ("behaviour", "client"),
-    [(b, c) for b in BEHAVIOURS for c in CLIENTS if c != "judge" or b in OF_JUDGES],
-)
-def test_there_is_an_answer_or_a_sentence(behaviour: str, client: str) -> None:
+@pytest.mark.parametrize("behaviour", BEHAVIOURS)
+def test_there_is_an_answer_or_a_sentence(behaviour: str) -> None:
     before, children = others(), psutil.Process().children()
     Path("/proc/self/clear_refs").write_text("5")  # Peaks are counted from now on.
     memory, began = peak_memory(), time.perf_counter()
     with serving(BEHAVIOURS[behaviour]) as url:
         try:
             attempts = 2 if behaviour.startswith("429") else 1
-            CLIENTS[client](url, attempts, 3.0 if behaviour in LARGE else SECONDS)
+            by_generate(url, attempts, 3.0 if behaviour in LARGE else SECONDS)
         except ESCookbookError as error:
             sentence = str(error)
             assert 10 < len(sentence) < 500 and "\n" not in sentence
@@ -112,12 +79,11 @@ def test_there_is_an_answer_or_a_sentence(behaviour: str, client: str) -> None:
         assert others() <= before and psutil.Process().children() == children
 
 
-@pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("address", ["nobody", "https of a plain server", "elsewhere"])
 def test_a_wrong_address_is_a_sentence_and_another_host_is_not_asked(
-    monkeypatch: pytest.MonkeyPatch, address: str, client: str
+    monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
-    monkeypatch.setenv("ES_COOKBOOK_JUDGE_KEY", "secret")
+    monkeypatch.setenv("ES_COOKBOOK_GENERATE_KEY", "secret")
     before, asked = others(), list[bytes]()
     with socket.socket() as free, serving(lambda other: asked.append(b"")) as elsewhere:
         free.bind(("127.0.0.1", 0))
@@ -129,6 +95,6 @@ def test_a_wrong_address_is_a_sentence_and_another_host_is_not_asked(
                 "elsewhere": server,
             }[address]
             with pytest.raises(ESCookbookError) as caught:
-                CLIENTS[client](url, 1, SECONDS)
+                by_generate(url, 1, SECONDS)
             assert "\n" not in str(caught.value) and others() <= before
     assert asked == []

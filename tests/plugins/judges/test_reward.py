@@ -7,8 +7,7 @@ import anyio
 import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
-from es_cookbook.plugins.judges.chat import AskAgainError
-from es_cookbook.plugins.judges.reward import KEY, Judge, mark_in
+from es_cookbook.plugins.judges.reward import KEY, Judge
 from es_cookbook.rl.rewards.base import graded
 from tests.chat_server import ChatServer, chat_server
 
@@ -125,22 +124,3 @@ def test_rows_and_names_are_checked_before_a_run() -> None:
         Judge().check()
     with pytest.raises(DataError, match="field 'question' is missing; did you mean 'questions'"):
         Judge().check_row({"questions": "6 * 7?"})
-
-
-@pytest.mark.parametrize(
-    ("said", "reason"),
-    [
-        ("5-6", "no mark"),
-        ("5 or 6", "no mark"),
-        ("It has 2 mistakes.", "no mark"),
-        ("The maximum score is 10.", "no mark"),
-        ("I would give it 9 if it were shorter.", "no mark"),
-        ("4/5", "a mark of another best than 10"),
-        ("Facts: 8/10, style: 5/10", "more than one mark"),
-        ("120%", "no mark"),
-        ("1,000", "no mark"),
-    ],
-)
-def test_a_reply_that_can_be_read_in_two_ways_has_no_mark(said: str, reason: str) -> None:
-    with pytest.raises(AskAgainError, match=reason):
-        mark_in(said, 10)

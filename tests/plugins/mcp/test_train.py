@@ -2,10 +2,7 @@
 
 import hashlib
 import json
-import os
 import re
-import shutil
-import signal
 import sys
 from pathlib import Path
 from unittest import mock
@@ -14,8 +11,7 @@ import pytest
 
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.plugins.mcp.test_env import STUB
-from tests.plugins.program.test_train import running, wait_until
-from tests.programs import Programs, num_recorded
+from tests.plugins.program.test_train import running
 from tests.said import refused, typed
 
 pytestmark = pytest.mark.xdist_group("programs")
@@ -83,27 +79,6 @@ def test_a_server_for_all_and_one_for_each_rollout_give_the_same_history(here: P
     assert not running("server.py")
 
 
-def test_a_run_that_is_killed_takes_its_servers_along_and_is_resumed(
-    here: Path, programs: Programs
-) -> None:
-    if shutil.which("setpriv") is None:
-        pytest.skip("no setpriv")
-    whole = typed(*words("server.py", "log_path=whole"))
-    assert whole.returncode == 0, whole.stderr
-    shutil.copy("slow.py", "server.py")
-    command = ["-m", "es_cookbook", *words("server.py", "log_path=killed")]
-    process = programs.start(command, [os.devnull, here / "out", here / "err"], here)
-    history = here / "killed/history.jsonl"
-    wait_until(lambda: num_recorded(here / "killed") == 1)
-    assert len(running("server.py")) == 1
-    os.kill(process, signal.SIGKILL)
-    programs.exit_code()
-    wait_until(lambda: not running("server.py"))
-    again = ("log_path=killed", "behavior_if_log_dir_exists=resume")
-    assert typed(*words("server.py", *again)).returncode == 0
-    assert history.read_bytes() == (here / "whole/history.jsonl").read_bytes()
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -128,19 +103,3 @@ def test_the_missing_package_is_named(here: Path) -> None:
         del sys.modules["es_cookbook.plugins.mcp.sessions"]
         said = refused(*words("server.py"))
     assert re.search(r"dataset\.tools needs mcp 2, which is not .*'es-cookbook\[mcp\]'", said)
-
-
-def test_servers_of_somebody_elses_run_have_to_be_trusted(here: Path) -> None:
-    (here / "touches.sh").write_text("touch ran; exec sleep 0")
-    tools = "tools=mcp:sh touches.sh"
-    assert typed("train", tools, "data=rows.jsonl", *SMALL, "log_path=run").returncode != 0
-    assert (here / "ran").exists()
-    (here / "ran").unlink()
-    done = typed(*words("server.py", "log_path=run2"))
-    assert done.returncode == 0, done.stderr
-    config = (here / "run2/config.json").read_text()
-    changed = re.sub(r'"mcp:[^"]*"', '"mcp:sh touches.sh"', config)
-    (here / "run2/config.json").write_text(changed)
-    said = refused("evaluate", "log_path=run2")
-    assert "'mcp:sh touches.sh' are servers that are started" in said
-    assert "trust=mcp:" in said and not (here / "ran").exists()

@@ -194,18 +194,6 @@ print('{"reward": 1}')
     assert [request.seed for request in asked[1:]] == [11, 20, 21]
 
 
-async def test_calls_at_the_same_time_are_answered_one_after_the_other(tmp_path: Path) -> None:
-    code = """
-from concurrent.futures import ThreadPoolExecutor
-with ThreadPoolExecutor(6) as pool:
-    found = list(pool.map(ask, "abcdef"))
-print(json.dumps({"reward": sum(text == "0:" + asked for text, asked in zip(found, "abcdef"))}))
-"""
-    groups, _ = await run([problem(tmp_path, code)], genomes=GENOMES[:1])
-    assert only(groups).reward == 6
-    assert len(only(groups).transitions) == 6
-
-
 DEEDS = """
 from threading import Thread
 def place():
@@ -609,36 +597,13 @@ async def test_a_program_in_a_sandbox_reaches_the_model_alone(
     assert not left_behind()
 
 
-PYDANTIC_AI = """
-import json, sys
-from pydantic_ai import Agent
-
-agent = Agent("openai-chat:gpt-4o", instructions="Answer with a number.")
-
-@agent.tool_plain
-def add(a: int, b: int) -> int:
-    \"\"\"Add two numbers.\"\"\"
-    return a + b
-
-result = agent.run_sync(json.load(sys.stdin)["question"])
-print(json.dumps({"answer": result.output}))
-"""
 SMOLAGENTS = Path(__file__).parents[3] / "recipes" / "smolagents_agent.py"
 
 
-@pytest.mark.parametrize(
-    ("code", "enclosed"),
-    [
-        pytest.param(PYDANTIC_AI, False, id="pydantic_ai"),
-        pytest.param(SMOLAGENTS, True, id="smolagents in a sandbox", marks=needs_sandbox),
-    ],
-)
-async def test_an_agent_of_others_works_as_it_is(
-    tmp_path: Path, code: str | Path, *, enclosed: bool
-) -> None:
+@needs_sandbox
+async def test_an_agent_of_smolagents_works_in_a_sandbox(tmp_path: Path) -> None:
     path = tmp_path / "agent.py"
-    path.write_text(code if isinstance(code, str) else code.read_text())
-    as_worker = {} if isinstance(code, str) else {"rows_at_once": 1}
+    path.write_text(SMOLAGENTS.read_text())
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
     final = '<tool_call>\n{"name": "final_answer", "arguments": {"answer": "3"}}\n</tool_call>'
 
@@ -649,9 +614,8 @@ async def test_an_agent_of_others_works_as_it_is(
             return "It is 3." if has_result else call
         return (final if has_result else call).removeprefix(opened)
 
-    seen = (tmp_path,) if enclosed else ()
-    words = sys.executable, str(path)
-    made = problem(tmp_path, "", reward=Number(), words=words, sandbox=seen, **as_worker)
+    settings = {"words": (sys.executable, str(path)), "sandbox": (tmp_path,), "rows_at_once": 1}
+    made = problem(tmp_path, "", reward=Number(), **settings)
     groups, _ = await run([made], say, GENOMES[:1], rollout_timeout=60)
     assert only(groups).reward == 1
     assert len(only(groups).transitions) == 2

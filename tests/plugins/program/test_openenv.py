@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.plugins.program.env import ProgramProblem
-from tests.plugins.program.test_env import only, problem, reason, run
+from tests.plugins.program.test_env import only, problem, run
 
 pytestmark = [
     pytest.mark.anyio,
@@ -133,9 +133,3 @@ async def test_any_other_action_is_a_tool_and_a_wrong_one_is_told(
     groups, _ = await run(played(tmp_path, urls["fields"]), say)
     assert [only(groups, g).reward for g in range(3)] == [1, 1, 0]
     assert [only(groups, g).transitions[-1].metrics["turns"] for g in range(3)] == [1, 2, 1]
-
-
-async def test_what_is_no_environment_is_named(tmp_path: Path) -> None:
-    url = "http://127.0.0.1:9"
-    groups, _ = await run(played(tmp_path, url))
-    assert f"{url} is not the server of an OpenEnv environment" in reason(groups)

@@ -62,30 +62,6 @@ def test_a_shell_script_of_a_few_lines_is_trained(
     assert done.returncode == 0, done.stderr
 
 
-WORKER = """
-import http.client, json, sys, urllib.parse
-large = b"x" * 500_000_000  # So that it takes a moment to be gone.
-for line in sys.stdin:
-    task = json.loads(line)
-    url = urllib.parse.urlsplit(task["base_url"])
-    connection = http.client.HTTPConnection(url.hostname, url.port)
-    body = json.dumps({"model": "", "prompt": task["row"]["numbers"] + "=", "max_tokens": 4})
-    key = {"Authorization": "Bearer " + task["api_key"]}
-    connection.request("POST", url.path + "/completions", body, key)
-    text = json.loads(connection.getresponse().read())["choices"][0]["text"]
-    print(json.dumps({"id": task["id"], "reward": text.count("1")}), flush=True)
-"""
-
-
-def test_workers_end_with_the_run_without_a_word(tmp_path: Path, programs: Programs) -> None:
-    (tmp_path / "worker.py").write_text(WORKER)
-    program = f"program={sys.executable} -I -S worker.py"
-    words = (*SMALL, "num_generations=1", "dataset.rows_at_once=1", "dataset.at_once=2")
-    done = programs.run("-m", "es_cookbook", "train", program, *words, "log_path=run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "Loop" not in done.stderr and "Traceback" not in done.stderr
-
-
 SLOW = """
 import http.client, json, os, sys, time, urllib.parse
 row = json.load(sys.stdin)

@@ -74,10 +74,8 @@ async def test_a_task_of_one_turn_is_asked_and_scored() -> None:
     ("opening", "text", "correct"),
     [
         ("", "<think>2+6 is</think>\n\n8", 1.0),
-        ("", "2+6 is</think>8", 1.0),
         ("", "<think>8", 0.0),
         ("<think>\n", "8", 0.0),
-        ("<think>\n", "9?</think>8", 1.0),
         ("<think>\n</think>\n", "8", 1.0),
     ],
 )
