@@ -27,7 +27,7 @@ from es_cookbook.plugins.view.runs import (
     shown_path,
     updated,
 )
-from es_cookbook.runs.directory.directory import flattened
+from es_cookbook.runs.directory.opening import flattened
 from es_cookbook.runs.tracking.findings import all_findings
 from es_cookbook.runs.tracking.jsonl import PASS_AT, REWARD, reported
 from es_cookbook.runs.tracking.live import (

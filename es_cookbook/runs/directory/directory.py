@@ -84,8 +84,6 @@ WRITTEN_BY_RUNS = frozenset(
 _FOLDERS = {SNAPSHOTS, REWOUND, CHECKPOINTS, TENSORBOARD, "optimizer", "wandb"}
 _LARGEST = 1e300
 """Largest number in metrics, so that sums are finite; Python's integers are unbounded."""
-_MOST_CHARACTERS = 2**21
-"""Total length of all field paths of a config; a real one has some thousands."""
 _MOST_TRAINED_ON = 2**28
 """Bytes of `trained_on.bin`; ten million problems have fewer."""
 _MOST_LOCK = 64
@@ -589,33 +587,3 @@ def writer_of(directory: Path) -> str | None:
     import psutil  # 30 ms, which every command would wait for.
 
     return f"process {pid}" if psutil.pid_exists(pid) else None
-
-
-def flattened(value: object) -> dict[str, object]:
-    """Every leaf of a config as JSON by dotted path; a `$class` is at the path of its object.
-
-    The version of the format is left out.
-
-    Raises:
-        ValueError: The paths are longer, all together, than any config's.
-    """
-    flat: dict[str, object] = {}
-    waiting, room = [("", value)], _MOST_CHARACTERS
-    while waiting:
-        path, found = waiting.pop()
-        size = len(cast("list[object]", found)) if isinstance(found, dict | list) else 0
-        if (room := room - size * (len(path) + 1)) < 0:  # Before the paths are made.
-            raise ValueError("it has more fields, or longer names of fields, than a config")
-        inner: list[tuple[str, object]] = []
-        if isinstance(found, dict):
-            for key, entry in cast("dict[str, object]", found).items():
-                if key == FORMAT:
-                    continue
-                named = path if key.startswith("$") else f"{path}.{key}".removeprefix(".")
-                inner.append((named, entry))
-        elif isinstance(found, list):
-            inner = [(f"{path}[{i}]", item) for i, item in enumerate(cast("list[object]", found))]
-        if not inner:
-            flat[path] = found
-        waiting += reversed(inner)
-    return flat

@@ -13,9 +13,9 @@ import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
-from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
+from es_cookbook.common.configs import FORMAT, config_from_json, config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.common.files import fsync
 from es_cookbook.common.terminal import choose, command, plural
@@ -28,13 +28,14 @@ from es_cookbook.runs.directory.directory import (
     Recorded,
     checked_names,
     cut_lines,
-    flattened,
     listed,
 )
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import NOTHING, HistoryStore, Prefix
 
+_MOST_CHARACTERS = 2**21
+"""Total length of all field paths of a config; a real one has some thousands."""
 Behavior: TypeAlias = Literal["ask", "resume", "delete", "raise"]
 """What to do if a directory already holds a run."""
 
@@ -266,6 +267,36 @@ def differences(recorded: str, now: str, may_differ: Collection[str]) -> list[st
         found.append(f"{path or 'Config'} was {was}, is {is_now}")
         explained.append(path)  # Another class at `engine` explains all of its fields.
     return found
+
+
+def flattened(value: object) -> dict[str, object]:
+    """Every leaf of a config as JSON by dotted path; a `$class` is at the path of its object.
+
+    The version of the format is left out.
+
+    Raises:
+        ValueError: The paths are longer, all together, than any config's.
+    """
+    flat: dict[str, object] = {}
+    waiting, room = [("", value)], _MOST_CHARACTERS
+    while waiting:
+        path, found = waiting.pop()
+        size = len(cast("list[object]", found)) if isinstance(found, dict | list) else 0
+        if (room := room - size * (len(path) + 1)) < 0:  # Before the paths are made.
+            raise ValueError("it has more fields, or longer names of fields, than a config")
+        inner: list[tuple[str, object]] = []
+        if isinstance(found, dict):
+            for key, entry in cast("dict[str, object]", found).items():
+                if key == FORMAT:
+                    continue
+                named = path if key.startswith("$") else f"{path}.{key}".removeprefix(".")
+                inner.append((named, entry))
+        elif isinstance(found, list):
+            inner = [(f"{path}[{i}]", item) for i, item in enumerate(cast("list[object]", found))]
+        if not inner:
+            flat[path] = found
+        waiting += reversed(inner)
+    return flat
 
 
 def _ask(log_path: Path, differing: list[str]) -> Literal["resume", "delete"]:

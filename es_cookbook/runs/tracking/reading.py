@@ -34,11 +34,11 @@ from es_cookbook.runs.directory.directory import (
     ROLLOUTS,
     Recorded,
     check_access,
-    flattened,
     is_of_gradients,
     read_metrics,
     writer_of,
 )
+from es_cookbook.runs.directory.opening import flattened
 from es_cookbook.runs.history.format import Header, Record
 from es_cookbook.runs.history.store import readable_prefix
 from es_cookbook.runs.tracking.jsonl import MEASURES

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from es_cookbook.runs.directory.directory import flattened
-from es_cookbook.runs.directory.opening import differences
+from es_cookbook.runs.directory.opening import differences, flattened
 
 OLD = {"$class": "a:Config", "sigma": 0.5, "engine": {"$class": "a:Torch", "n": 2}, "tags": ["x"]}
 
