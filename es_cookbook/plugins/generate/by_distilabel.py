@@ -48,7 +48,7 @@ class _ChatLLM(AsyncLLM):
 def ask(
     config: GenerateConfig, missing: Sequence[Asked], collect: Callable[[str, Outcome], None]
 ) -> None:
-    """Ask, and hand on the outcome of each question with its key."""
+    """Ask, and pass the outcome of each question to `collect` with its key."""
     options = {name: getattr(config, name) for name in chz.chz_fields(GenerateConfig)}
     asked = [json.dumps(each) for each in missing]
     with Pipeline(name="generate") as pipeline:

@@ -38,7 +38,7 @@ from es_cookbook.rl.rewards.base import Fields
 from es_cookbook.rl.types import Policy, Tokenizer
 
 FIRST, SECOND = "first", "second"
-"""Stand in a template for the answers; every other name for a field of the row."""
+"""Names of the answers in a template; other names are fields of the row."""
 TEMPLATE = """\
 Question:
 {question}
@@ -55,10 +55,10 @@ or each other. Reply with A or B, and nothing else."""
 _LONGEST_REPLY = 5000
 """Characters at the end of a judge's reply in which its verdict is looked for."""
 CUT = "[the rest is cut]"
-"""Stands behind an answer that was too long."""
+"""Appended to an answer that was too long."""
 
 JUDGE_NAMES = Registered("judges")
-"""What a user types on the command line."""
+"""Names on the command line."""
 
 
 @chz.chz
@@ -71,10 +71,10 @@ class PairJudge(ABC):
         "the row",
     )
     verdicts: tuple[str, str] = chz.field(
-        default=("A", "B"), doc="what it says where the first is better, and where the second is"
+        default=("A", "B"), doc="its words for the first and for the second answer"
     )
     longest: int = chz.field(
-        default=4000, doc="characters of an answer that it sees; the rest is cut, and counted"
+        default=4000, doc="characters of an answer that it sees; cut answers are counted"
     )
 
     @chz.validate
@@ -102,7 +102,7 @@ class PairJudge(ABC):
         return f"{text[: self.longest]} {CUT}", True
 
     def message(self, row: Fields, first: str, second: str) -> str:
-        """What it is asked.
+        """The question to the judge.
 
         Raises:
             DataError: The row lacks a field.
@@ -139,7 +139,8 @@ class BaseJudge(PairJudge):
         default=True, doc="put the question into the tokenizer's chat template, if it has one"
     )
     least_mass: float = chz.field(
-        default=0.01, doc="a judgement is lost where both verdicts have less probability together"
+        default=0.01,
+        doc="minimum probability of both verdicts together; below it the judgement is lost",
     )
 
     @chz.validate

@@ -45,18 +45,19 @@ def unscored(text: str, row: Fields) -> float:
 
 @chz.chz
 class JudgedTask(Task):
-    """Rows that are asked by a template; answers are compared with each other by a judge."""
+    """Rows asked by a template, whose answers a judge compares with each other."""
 
     reward: Reward | RewardFunction = chz.field(
         default=unscored,
         meta_factory=REWARDS,
-        doc="measured beside the win rate: a shared reward or a function, as for a task",
+        doc="measured beside the win rate: a shared reward or a function",
     )
     full_reward: float | None = chz.field(
-        default=None, doc="what a row's own `answer` must earn by `reward`; None: it is not scored"
+        default=None, doc="reward that a row's own `answer` must earn; None: it is not scored"
     )
     task_weight: float = chz.field(
-        default=0.0, doc="of `reward`, added to the win rate; 0: it is only measured"
+        default=0.0,
+        doc="weight of `reward` in the sum with the win rate; 0: it is only measured",
     )
     judge: PairJudge = Names(JUDGE_NAMES, default="base").field("compares two answers")
     tournament: Tournament = chz.field(

@@ -3,8 +3,8 @@
 `MCPEnv` runs such calls, beside those of tools in Python; subclass it as `ToolEnv`.
 `RowEnv` is a row of data: a question, and a reward of the answer.
 
-A server that is slow, ends or answers with nonsense loses the rollout that asked it: that is no
-evidence about the genome. What the tool says went wrong is told to the model.
+A server that is slow, ends or answers with nonsense loses the rollout that called it, because that
+is no evidence about the genome. Errors of a tool are results for the model.
 """
 
 import asyncio

@@ -81,7 +81,7 @@ class MCPTool(ToolSchema):
 
 
 def checked_tools(server: Server, described: "Sequence[Described]") -> Iterator[MCPTool]:
-    """The tools that a server has, one by one, as a chat template is told of them.
+    """The tools of a server, one by one, for chat templates.
 
     Raises:
         EnvError: There are none or too many, or one cannot be shown to a model; says which.
@@ -138,7 +138,7 @@ def _is_schema(schema: Mapping[str, Any]) -> bool:
 
 
 def told(result: "CallToolResult", max_chars: int) -> Result:
-    """What the model is told of a result: its texts, or the JSON that it has in their place.
+    """A result for the model: its texts, or its JSON if it has none.
 
     Pictures, sounds and links are left out, and named.
     """

@@ -9,14 +9,14 @@ game's own reward is the reward.
 
 The other one of two players is random, in games that list legal moves, or the frozen base model.
 
-TextArena draws from Python's global random generator. So every game has a state of it of its own,
-which is put in place whenever the game has control: games that are played at the same time do not
-disturb each other, and a game with the same moves is the same game.
+TextArena draws from Python's global random generator. So every game has its own state of it, which
+is set whenever the game has control: concurrent games do not disturb each other, and the same moves
+give the same game.
 
 Games that fetch word lists, or ask a model behind an API, are refused by name.
 
-Games that always begin alike, such as TowerOfHanoi, are one problem whatever their seed, and then
-a held-out one is not a new one.
+Games that always begin in the same way, such as TowerOfHanoi, are the same problem for every seed,
+so held-out games are not new.
 
 Left out: games of three players and more.
 """
@@ -115,7 +115,7 @@ def check_game(name: str) -> int:
 
 
 class _Played:
-    """A game that is being played, with a random state of its own."""
+    """A game in progress, with its own random state."""
 
     def __init__(self, name: str, num_players: int, seed: int) -> None:
         self._random = random.Random(seed).getstate()
@@ -249,7 +249,7 @@ def _no_list(game: str) -> str:
 
 
 class _Game(ProblemGroupBuilder):
-    """A game, of which is not known whether another seed's is the same."""
+    """A game; games with different seeds may be the same."""
 
     @property
     @override
@@ -279,14 +279,13 @@ class TextArenaDatasetBuilder(RLDatasetBuilder):
     )
     opponent: Opponent = chz.field(
         default="random",
-        doc="of two-player games; random: any legal move, where the game lists them; base: the "
-        "base model",
+        doc="the other player: random legal moves, if the game lists them, or the base model",
     )
-    max_turns: int = chz.field(default=50, doc="of the policy, after which a game ends unfinished")
-    num_train: int = chz.field(default=256, doc="games trained on, each with a seed of its own")
-    num_test: int = chz.field(default=64, doc="held-out games; 0 for none")
+    max_turns: int = chz.field(default=50, doc="maximum turns; then a game ends unfinished")
+    num_train: int = chz.field(default=256, doc="number of training games, each with its own seed")
+    num_test: int = chz.field(default=64, doc="number of held-out games; 0: none")
     problems_per_generation: int = chz.field(default=16, doc="games in a batch")
-    seed: int = chz.field(default=0, doc="of the training games and of their order")
+    seed: int = chz.field(default=0, doc="seed for the training games and their order")
 
     @chz.validate
     def _ranges(self) -> None:

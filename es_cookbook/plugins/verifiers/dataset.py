@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class _Package(chz.factories.MetaFactory):
-    """What a user writes is the name of a package; the value is the taskset's class.
+    """A user writes the name of a package; the value is the taskset's class.
 
-    So a config names a class, which whoever reads it imports only where the package is trusted.
+    So a config names a class, which is imported only if the package is trusted.
     """
 
     def unspecified_factory(self) -> Callable[..., object] | None:
@@ -52,7 +52,7 @@ class _Package(chz.factories.MetaFactory):
 
 
 def _options(problems: "TasksetProblems") -> str | None:
-    """Of a package: numbers and plain words in them can name nothing else."""
+    """The word for options that could name files or code; None for numbers and plain words."""
     try:
         given = json.loads(problems.options)
     except (ValueError, RecursionError):
@@ -67,8 +67,8 @@ def _options(problems: "TasksetProblems") -> str | None:
 class TasksetProblems(RLDatasetBuilder):
     """The tasks of a taskset, for training and, disjoint from it, for the held-out test.
 
-    A task is held out by what it holds, so one that stands there twice is in one of the splits, and
-    every seed has the same test.
+    A task is held out by its content, so duplicates are in the same split, and every seed has the
+    same test.
     """
 
     environment: ClassVar[str] = "taskset"
@@ -80,11 +80,11 @@ class TasksetProblems(RLDatasetBuilder):
         doc='options of the taskset, as JSON: \'{"game": "Hangman-v0"}\'',
         metadata=needs_trust(_options, "are options of a package, and can name files and code"),
     )
-    num_train: int = chz.field(default=10_000, doc="most training tasks used")
-    num_test: int = chz.field(default=200, doc="most held-out tasks used; 0 for none")
-    test_fraction: float = chz.field(default=0.1, doc="share of the tasks that may be held out")
+    num_train: int = chz.field(default=10_000, doc="maximum number of training tasks")
+    num_test: int = chz.field(default=200, doc="maximum number of held-out tasks; 0: none")
+    test_fraction: float = chz.field(default=0.1, doc="maximum share of tasks that are held out")
     problems_per_generation: int = chz.field(default=32, doc="tasks in a batch")
-    seed: int = chz.field(default=0, doc="of the order of the training tasks")
+    seed: int = chz.field(default=0, doc="seed for the order of the training tasks")
     chat: ChatOptions = chz.field(
         default_factory=ChatOptions, doc="turns, tokens and tools of a rollout"
     )

@@ -1,12 +1,11 @@
 """One attempt at a task: the library's environment asks, and a rollout's steps answer.
 
 In the library the environment has control: its coroutine `run(task, agents)` asks an agent for
-turns, and is over when it returns. In a rollout the policy is asked step by step. So the coroutine
-runs as a task beside the rollout, and they hand each other observations and actions; only one of
-them ever has something to do. When the rollout is cancelled, so is the task, and when the group is
-closed the task has ended.
+turns and ends the episode by returning. In a rollout the policy is asked step by step. So the
+coroutine runs as a task beside the rollout, and they exchange observations and actions; only one of
+them is active at a time. Cancelling the rollout cancels the task, and closing the group awaits it.
 
-The agent is a policy of ours, in place of a harness. `_Agent` and `_Interaction` have the methods
+The agent is a policy, in place of a harness. `_Agent` and `_Interaction` have the methods
 that the library's environments call. A turn is the loop of the library's `null` harness: the model
 answers; while it calls tools, these run and it answers again. Stop conditions, limits, the message
 graph and scoring are the library's own objects, used in the order in which its server of model
@@ -55,7 +54,7 @@ Ask: TypeAlias = Callable[[Observation], Awaitable[Action]]
 
 _COUNTS = ("turns", "turn_limit", "context_limit", "tool_calls", "tool_errors", "malformed_calls")
 MODEL = "es_cookbook"
-"""What a trace says of who answered."""
+"""Name of the model in a trace."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class TaskBuilder(EnvGroupBuilder):
 
     @property
     def content(self) -> str:
-        """What the task holds, without its place in the taskset."""
+        """The task's data, without its index in the taskset."""
         return self.task.data.model_dump_json(exclude={"idx"})
 
     @property
@@ -132,7 +131,7 @@ class _TaskEnv(Env):
             await asyncio.wait([self._playing])
 
     async def _next(self) -> StepResult:
-        """What the environment asks next, or its end."""
+        """The next observation, or the end of the episode."""
         try:
             found = await self._asked.get()
         except BaseException:
@@ -144,7 +143,7 @@ class _TaskEnv(Env):
         return StepResult(0.0, False, found) if isinstance(found, Observation) else found
 
     async def _play(self) -> None:
-        """Run the environment; whatever it raises is raised in the rollout's step."""
+        """Run the environment; its errors are raised in the rollout's step."""
         try:
             ended = await self._episode()
         except asyncio.CancelledError:
@@ -285,7 +284,7 @@ class _Interaction:
     async def turn(
         self, message: "str | Sequence[vf.Message | dict[str, Any]] | None" = None
     ) -> vf.Segment:
-        """Say something to the agent, and have what it answers, tools and all."""
+        """Send a message to the agent; returns its answer, including calls of tools."""
         if self._over:
             raise RuntimeError("the exchange is over (the run ended); read interaction.trace")
         self._messages += _typed(message)
@@ -306,7 +305,7 @@ class _Interaction:
         return vf.Segment(messages=said)
 
     async def _model_turn(self) -> bool:
-        """One answer of the model, and what its tools say; whether it is to answer again."""
+        """One answer of the model and the results of its tools; returns whether it continues."""
         trace, session, counts = self.trace, self._session, self._agent.counts
         if await session.refused() is not None:
             counts["turn_limit"] = float(trace.stop_condition == "max_turns")
@@ -347,7 +346,7 @@ class _Interaction:
         return await self._answered(response.message, parsed)
 
     def _observation(self) -> Observation | None:
-        """What the model sees next; None where it has no room left."""
+        """The model's next observation; None if the context is full."""
         chat = self._agent.chat
         if self._stream is None or self._said is None:
             messages = [_as_message(message) for message in self._messages]
@@ -360,7 +359,7 @@ class _Interaction:
         return self._stream.observation
 
     def _parsed(self, observation: Observation, action: Action) -> Parsed:
-        """A turn as the library gets it: what it calls, and says apart from its thoughts."""
+        """A turn's calls, and its text without thoughts."""
         chat, parsed = self._agent.chat, Parsed(action.text)
         opened = opened_thought(chat.tokenizer, observation.tokens_T)
         if self._tools.tools:
@@ -369,7 +368,7 @@ class _Interaction:
         return dataclasses.replace(parsed, content=spoken(whole_turn(parsed.content, opened)))
 
     async def _answered(self, message: vf.AssistantMessage, parsed: Parsed) -> bool:
-        """Run the calls of a turn and tell the model; whether there was any."""
+        """Run the calls of a turn, and return whether there were any."""
         counts = self._agent.counts
         for call in message.tool_calls or ():
             result = await self._tools.call(call, self.trace)
@@ -385,10 +384,10 @@ class _Interaction:
 
 
 def _session(task: Task, trace: Trace, max_turns: int) -> RolloutSession:
-    """The library's keeper of stop conditions and limits."""
+    """The library's object for stop conditions and limits."""
     stops = [(hook_boundary(stop, allow_trace=True), stop) for stop in task.hooks("stop")]
     return RolloutSession(
-        # Of who answers over HTTP, which nobody does.
+        # Only needed for model calls over HTTP.
         ctx=cast(ModelContext, None),
         trace=trace,
         limits=RolloutLimits(max_turns=max_turns),
@@ -418,7 +417,7 @@ def _typed(
 
 
 def _as_message(message: vf.Message) -> Message:
-    """A message of theirs as one of ours.
+    """Converts a message of the library.
 
     Raises:
         DataError: It is not text.

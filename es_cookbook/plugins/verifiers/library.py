@@ -35,13 +35,13 @@ Toolset: TypeAlias = vf.Toolset[Any, Any]
 
 _BUILT_IN = ("verifiers", "v1", "tasksets")
 _PLAIN_HARNESS = "bash"
-"""What the library takes where a package has no harness of its own."""
+"""The library's default harness."""
 _LONGEST = 300
-"""Characters of somebody's error that are told."""
+"""Characters of an error message that are shown."""
 
 
 def said(error: BaseException) -> str:
-    """What somebody's error says, on one line of some length."""
+    """An error's message on one line."""
     text = printable(" ".join(str(error).split()))
     return f"{type(error).__name__}: {text[:_LONGEST]}".removesuffix(": ")
 
@@ -96,7 +96,7 @@ class Source:
         """The first tasks of a taskset, checked; `most` of them at most.
 
         Raises:
-            ConfigError: As `env`, or a task needs what is not here; says what.
+            ConfigError: As `env`, or a task needs something that is not available.
             DataError: Loading failed, there are none, or a prompt is none that can be shown.
         """
         env = self.env
@@ -137,7 +137,7 @@ def _environment(source: Source) -> vf.Env[Any]:
         )
     if (harness := default_harness_id(package)) != _PLAIN_HARNESS:
         raise ConfigError(
-            f"the taskset {package} brings a harness of its own ({harness}), a program that is "
+            f"the taskset {package} has its own harness ({harness}), a program that is "
             "run in a runtime; only the plain loop of messages and tools is bridged"
         )
     (seat,) = seats
@@ -195,7 +195,7 @@ def _needs(task: Task) -> Iterator[str]:
 
 
 def _wants_runtime(hook: Callable[..., object]) -> bool:
-    """As the library asks it: a default stands for no runtime."""
+    """As in the library: a parameter with a default needs no runtime."""
     parameter = inspect.signature(hook).parameters.get("runtime")
     return parameter is not None and parameter.default is inspect.Parameter.empty
 

@@ -1,6 +1,6 @@
 """Toolsets of a task, called in this process.
 
-The library serves a `Toolset` as an MCP server in a process of its own and calls it over HTTP. Here
+The library serves a `Toolset` as an MCP server in a separate process and calls it over HTTP. Here
 the same server is an object, so names, schemas, checks of arguments and texts of errors are the
 same. A toolset's state is its rollout's: it is copied to the toolset through JSON before a call and
 back after it, as over HTTP.
@@ -27,7 +27,7 @@ from es_cookbook.plugins.verifiers.library import Task, Toolset
 from es_cookbook.rl.messages.tools import Result, ToolSchema
 
 _STATE: contextvars.ContextVar[vf.Trace[Any, Any, Any]] = contextvars.ContextVar("trace")
-"""Whose state the call that is running has: a shared toolset serves many rollouts at once."""
+"""The trace of the running call: a shared toolset serves many rollouts at once."""
 
 
 class _Server:
@@ -113,7 +113,7 @@ class Tools:
                 self.tools.append(tool)
 
     async def call(self, call: vf.ToolCall, trace: vf.Trace[Any, Any, Any]) -> Result:
-        """What a call brings, for the model to read."""
+        """The result of a call, for the model to read."""
         if call.name not in self._dispatch:
             return Result(f"error: unknown tool {call.name!r}", failed=True)
         server, name = self._dispatch[call.name]
@@ -146,7 +146,7 @@ async def _shared(env: vf.Env[Any]) -> Sequence[_Server]:
 
 
 async def described_tools(env: vf.Env[Any], task: Task) -> list[ToolSchema]:
-    """The tools of a task as a chat template is told of them."""
+    """The tools of a task for chat templates."""
     tools = Tools()
     try:
         await tools.open(env, task)
