@@ -83,7 +83,7 @@ class Attempt:
     num_calls: int = 0
 
     def answering(self, target: Target) -> Host:
-        """Who answers for a target.
+        """The host that answers for a target.
 
         Raises:
             RequestError: The genome's host has gone on to others, or to the next generation.

@@ -1,4 +1,4 @@
-"""What attempts at problems came to, problem by problem, and how sure the means over them are.
+"""Results of attempts at problems, means over them, and confidence intervals.
 
 The problems are a sample of all that could have been asked, so intervals are over problems. Where a
 problem was attempted once and a metric is 0 or 1 everywhere, the interval is Wilson's, else a
@@ -204,7 +204,7 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two evaluations on the problems of which both know the metric.
+    """Two evaluations, compared on the problems that have the metric in both.
 
     A problem's value is the mean over its attempts. `p` is McNemar's, exact; where values are not 0
     or 1, that is the sign test.
@@ -228,11 +228,11 @@ class Results:
     """All attempts of one policy at some problems.
 
     Attributes:
-        names_P: what each problem is called.
-        tags_P: under which tags each counts.
+        names_P: name of each problem.
+        tags_P: tags of each.
         outcomes: rewards and metrics, of one genome.
-        lost_P: why attempts were lost, of each problem.
-        answers_P: of each attempt, what its task read as the answer; None where it read none.
+        lost_P: for each problem, the reasons of lost attempts.
+        answers_P: for each attempt, the answer that the task read; None without one.
     """
 
     names_P: Sequence[str]
@@ -255,12 +255,12 @@ class Results:
 
     @property
     def solved_metric(self) -> str | None:
-        """Says whether a problem was solved; None where Envs report nothing of that name."""
+        """The metric that says whether a problem was solved; None if no Env reports one."""
         return next((name for name in _SOLVED if name in self.outcomes.metrics), None)
 
     @property
     def lost(self) -> Counter[str]:
-        """Why attempts were lost, and how many for each reason."""
+        """Number of lost attempts by reason."""
         return Counter(reason for lost in self.lost_P for reason in lost)
 
     @property
@@ -348,7 +348,7 @@ class Results:
 def majorities(
     answers_P: Sequence[Sequence[str | None]], values_P_K: NDArray[np.float64], k: int
 ) -> NDArray[np.float64]:
-    """What the answer that most of k attempts give is worth, at each problem.
+    """The value of the majority's answer among k attempts, for each problem.
 
     Attempts without an answer do not vote. Of answers with equally many votes each counts alike,
     and where there is none the problem is worth 0.
@@ -402,7 +402,7 @@ def results_of(
 
 
 def problem_names(env_group_builders_P: Sequence[EnvGroupBuilder]) -> list[str]:
-    """What each is called; its number where it has no name."""
+    """The name of each problem; its number if it has none."""
     return [
         str(getattr(builder, "name", "") or f"problem {p}")
         for p, builder in enumerate(env_group_builders_P)

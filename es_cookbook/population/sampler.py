@@ -1,10 +1,10 @@
-"""Who runs what, when: every genome attempts every problem, concurrently, on one engine or many.
+"""Runs every genome on every problem, concurrently, on one engine or many.
 
-Whichever engine is free takes a block of the genomes that nobody has taken yet, as many as it can
+A free engine takes a block of the genomes that are left, as many as it can
 finish by the time at which all engines could end (`scheduling`). A block is a task that borrows the
 engine, makes its genomes resident, runs their rollouts and gives the engine back. All rollouts
-are tasks of their own, so slow graders, judges and long answers do not hold anybody up, and engines
-always have something to batch. A group (one problem, all genomes) is scored and closed as soon as
+are separate tasks, so slow graders, judges and long answers block nothing else, and engines always
+have something to batch. A group (one problem, all genomes) is scored and closed as soon as
 its last rollout ends, and closed also when the run is cancelled.
 
 The one idea is common random numbers: the sampling seed is a function of (run seed, generation,

@@ -1,4 +1,4 @@
-"""Which engine runs which genomes, and when: blocks of a generation, and generations that overlap.
+"""Scheduling of genomes on engines: blocks of a generation, and generations that overlap.
 
     es-cookbook countdown max_staleness=1 engine=ray engine.num_engines=2
 
@@ -102,9 +102,8 @@ class Overlap:
     """How a generation shares engines with the next one.
 
     Attributes:
-        centre: its genomes stand around the centre after so many steps, from the base on, of which
-            engines may have taken more by now.
-        all_taken: is set when engines have taken all of its genomes: the next one may begin.
+        centre: number of steps after which its genomes' centre is; engines may be further by now.
+        all_taken: set when engines have taken all of its genomes, so that the next one may begin.
     """
 
     centre: int
@@ -125,8 +124,8 @@ class InOrder(Generic[_T]):
     stand follows from the Config alone (`Config.centre_of`), never from who was done first: the
     history is the same on one engine and on many, and has it in every record.
 
-    The order is what makes it exact. A generation's step is applied when the next generation has no
-    genome left that nobody has taken, by whoever is free; then the one after may begin. An
+    The order makes it exact. A generation's step is applied when engines have taken all genomes of
+    the next generation; then the one after may begin. An
     evaluation measures the newest centre, so before one is due nothing begins ahead.
 
     Left out: beginning more than one generation ahead, and two centres on one engine. An engine
@@ -134,7 +133,7 @@ class InOrder(Generic[_T]):
 
     Attributes:
         attempt: attempts one, which may overlap with the next one.
-        engine: takes the steps, when nobody needs the centre before them any more.
+        engine: takes the steps, once all genomes around the centre before them are loaded.
         num_generations: of the run.
         centre_of: around which centre a generation stands: its own, or the one before.
         take_held_back: has the engine take the step of the last recorded generation, where the
@@ -159,7 +158,7 @@ class InOrder(Generic[_T]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Cancel what nobody waits for any more."""
+        """Cancel what is still running."""
         tasks = [task for task, _ in self._under_way.values()]
         for task in tasks:
             task.cancel()
@@ -187,7 +186,7 @@ class InOrder(Generic[_T]):
         return outcome
 
     async def apply(self, step: Step) -> int:
-        """Move the centre, once nobody needs it as it was. Returns its fingerprint."""
+        """Move the centre once all genomes around it are loaded. Returns its fingerprint."""
         async with self._centre_may_move():
             return await self.engine.apply(step)
 

@@ -1,4 +1,4 @@
-"""From what a generation's rollouts gave to one fitness a genome, and what to report about it.
+"""From a generation's rollouts to one fitness per genome, and the metrics to report.
 
 The objective makes a score of each genome's attempts at each problem; regularisers add problems of
 their own behind the batch's; fitness puts both together.
@@ -28,8 +28,8 @@ from es_cookbook.rl.types import EnvGroupBuilder, ProblemResult, TrajectoryGroup
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Asked:
-    """What a generation's genomes attempt, and so what their answers are scored by.
+class Problems:
+    """The problems of one generation.
 
     Attributes:
         generation: its number.
@@ -52,13 +52,13 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scored:
-    """What a generation's rollouts came to.
+    """Scores and metrics of a generation's rollouts.
 
     Attributes:
         scores_P_G: of the batch's problems, NaN where a genome has none. A problem is a row of them
             where the batch is dealt out to pairs.
         fitness_G: one number a genome.
-        batch_groups_P: what came of each of the batch's problems, by the genomes that attempted it,
+        batch_groups_P: rollouts of each of the batch's problems, by the genomes that attempted it,
             or the centre.
         groups_P: all rollouts, the regularisers' too; no genome's that only scored answers.
         metrics: `reward/...` over the mean rewards of the batch's problems. Where the objective is
@@ -78,12 +78,12 @@ class Scored:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scoring:
-    """How a run's genomes are judged.
+    """Turns the rollouts of a run into scores and fitness.
 
     Attributes:
         objective: from attempts to scores.
         fitness: from scores to fitness.
-        regularisers: what else is wanted of genomes, as `loaded` returns it.
+        regularisers: weight and problems of each, as `loaded` returns them.
         num_pairs: of genomes, to which the batch is dealt out; 0: all attempt all of it.
         solved_T: mean share solved in each recorded generation that has results, in order.
     """
@@ -95,7 +95,7 @@ class Scoring:
     solved_T: list[float] = dataclasses.field(default_factory=list[float])
 
     def results(
-        self, asked: Asked, batch_groups_P: Sequence[TrajectoryGroup]
+        self, asked: Problems, batch_groups_P: Sequence[TrajectoryGroup]
     ) -> Sequence[ProblemResult]:
         """What the history keeps of a batch for an objective that follows it; else nothing."""
         if not self.objective.follows_results:
@@ -107,7 +107,7 @@ class Scoring:
         ]
 
     def tell(self, results_P: Sequence[ProblemResult]) -> None:
-        """Take in what the history keeps of a generation, now or when it was recorded."""
+        """Add the results that the history keeps of a generation, new or recorded."""
         if not math.isnan(share := mean_of([result.solved for result in results_P])):
             self.solved_T.append(share)
 
@@ -117,17 +117,17 @@ class Scoring:
         batch_P: Sequence[EnvGroupBuilder],
         answers_P: Sequence[EnvGroupBuilder] = (),
         answered_P: Sequence[TrajectoryGroup] = (),
-    ) -> Asked:
+    ) -> Problems:
         """All that the genomes attempt: the batch's problems, then each regulariser's.
 
         With a surrogate, `answers_P` in place of the batch's problems, which the centre attempted.
         """
         rows = deal(batch_P, self.num_pairs) if self.num_pairs else answers_P or batch_P
         parts_R = [rows, *(problems(generation, batch_P) for _, problems in self.regularisers)]
-        return Asked(generation, batch_P, parts_R, answered_P)
+        return Problems(generation, batch_P, parts_R, answered_P)
 
-    def score(self, asked: Asked, groups_P: Sequence[TrajectoryGroup]) -> Scored:
-        """Score what came of the problems that were asked.
+    def score(self, asked: Problems, groups_P: Sequence[TrajectoryGroup]) -> Scored:
+        """Score the rollouts of these problems.
 
         Raises:
             ConfigError: The objective counts a metric that no Env reports.

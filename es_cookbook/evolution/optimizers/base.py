@@ -1,7 +1,7 @@
-"""What an optimizer is: it asks for a population and is told how each genome did.
+"""The interface of optimizers: `ask` returns a population, `tell` takes its fitness.
 
-Ask and tell speak in seeds and coefficients, never weights, so an optimizer is small, needs no
-model, and is tested on literal arrays. All of them maximise.
+Both work on seeds and coefficients, never weights, so an optimizer is small, needs no model, and
+is tested on literal arrays. All of them maximise.
 
 To add one: subclass `Optimizer` in a separate module, write its builder beside it, and add a name
 to `OPTIMIZER_NAMES`.
@@ -60,7 +60,7 @@ class Optimizer(ABC):
         scores_P_G: Floats | None,
         fitness_G: Floats,
     ) -> Step:
-        """How the centre moves, given what the genomes that `ask` gave were worth.
+        """How the centre moves, given the fitness of the genomes that `ask` returned.
 
         Args:
             generation: the generation that was asked for.
@@ -68,7 +68,7 @@ class Optimizer(ABC):
             scores_P_G: their scores on the batch's problems (by the objective, and without what
                 regularisers add); NaN where a genome has none. None while a resumed run is told
                 its history again, unless `records_scores`.
-            fitness_G: one number a genome, more is better; NaN for a genome that is to be left out.
+            fitness_G: one number per genome, more is better; NaN for a genome to leave out.
 
         Returns:
             The step; without terms when the fitness carries no signal.
@@ -91,9 +91,9 @@ class Optimizer(ABC):
         return 1
 
     def begin_after(self, steps: Sequence[Step]) -> None:
-        """Begin where a fork does, before anything is asked: where another run's steps led.
+        """Begin where a fork does, before the first `ask`: after another run's steps.
 
-        Otherwise the centre begins at the base. One that only ever adds to it need not know.
+        Otherwise the centre begins at the base. Optimizers that only add to the centre ignore it.
 
         Raises:
             ConfigError: It cannot begin there.
@@ -101,7 +101,7 @@ class Optimizer(ABC):
         del steps
 
     def metrics(self) -> Mapping[str, float]:
-        """What is worth seeing of the generation that was told last, by name: `genetic/...`."""
+        """Metrics of the generation that was told last, by name: `genetic/...`."""
         return {}
 
 
@@ -112,7 +112,7 @@ class OptimizerBuilder(ABC):
     finds: ClassVar[Collection[str]] = ()
     """Fields that may be `AUTO`."""
 
-    population_size: int = chz.field(default=30, doc="genomes a generation")
+    population_size: int = chz.field(default=30, doc="genomes per generation")
 
     @chz.validate
     def _literals(self) -> None:
@@ -144,13 +144,13 @@ class OptimizerBuilder(ABC):
         return chz.replace(self, **{name: found[name] for name in self.unsettled})
 
     def rate_factor(self, generation: int, num_generations: int) -> float:
-        """By which the learning rate is multiplied in a generation, where there is one."""
+        """The factor on the learning rate in a generation."""
         del generation, num_generations
         return 1.0
 
     @classmethod
     def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
-        """Fields that say the same of this optimizer as these, which a recipe has for `es`.
+        """The fields of this optimizer that correspond to these, which a recipe has for `es`.
 
         What is `AUTO` there is found for this one, too.
         """
@@ -166,10 +166,10 @@ class OptimizerBuilder(ABC):
         }
 
     def check_space(self, search_space: SearchSpaceBuilder) -> None:
-        """Refuse a search space that can never do, before there is a model; none by default.
+        """Refuse search spaces that the optimizer cannot use, before a model is loaded.
 
         Raises:
-            ConfigError: Says which would, as options.
+            ConfigError: Names those that it can use, as options.
         """
         del search_space
 

@@ -1,4 +1,4 @@
-"""What a search space is: which parameters a genome perturbs, and how noise maps to them.
+"""Search spaces: which parameters a genome perturbs, and how noise maps to them.
 
 A builder is what a user configures; it selects some of a model's parameters by name and returns a
 space. A space turns a term (seed, coefficient) into a change of one parameter, with exact
