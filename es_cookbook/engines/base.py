@@ -4,8 +4,8 @@ Weights are never sent. An engine is built from a model and a search space, gets
 and is moved by steps; it returns the centre's fingerprint after every step, so that engines can be
 compared.
 
-Engines refuse requests that they can never serve (`check_sample`, `check_logprobs`), and use at the
-wrong time (`Usage`).
+Engines refuse requests that they can never serve (`check_sample`, `check_logprobs`), and calls at
+the wrong time (`Usage`).
 """
 
 import dataclasses
@@ -33,26 +33,26 @@ if TYPE_CHECKING:
     from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 ENGINE_NAMES = Registered("engines")
-"""What a user types on the command line."""
+"""Names on the command line."""
 _DEFAULT_CONTEXT = 4096
 
 Target: TypeAlias = int | Literal["centre", "base"]
-"""Who answers: an index into the loaded `genomes_G`, the centre, or the frozen base model."""
+"""What answers: an index into the loaded `genomes_G`, the centre, or the frozen base model."""
 
 
 class Progress:
-    """Is told of one action while it is sampled, by engines that can tell.
+    """Receives the progress of one action while it is sampled, from engines that support it.
 
     Attributes:
-        follows: `sampled` is to be called, in the event loop.
-        cached_tokens: of the prompt, whose keys and values were there already; None: not told.
+        follows: whether `sampled` is called, in the event loop.
+        cached_tokens: prompt tokens whose keys and values were cached; None if unknown.
     """
 
     follows: bool = False
     cached_tokens: int | None = None
 
     def sampled(self, tokens_T: Sequence[int]) -> None:
-        """All tokens up to now; the last ones come with the action alone."""
+        """Called with all tokens sampled so far; the last ones come only with the action."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,12 +60,12 @@ class SampleRequest:
     """One action to sample.
 
     Attributes:
-        target: who answers.
+        target: what answers.
         observation: prompt tokens and stop conditions.
         params: sampling parameters.
         seed: 63-bit sampling seed; the result is a function of it, not of what else is in the
             batch.
-        progress: is told of it meanwhile.
+        progress: receives progress while it is sampled.
     """
 
     target: Target
@@ -91,7 +91,7 @@ class LogprobsRequest:
     """A continuation to score.
 
     Attributes:
-        target: who scores.
+        target: what scores.
         prompt_T: at least one token.
         continuation_T: tokens whose log-probabilities are asked, at least one.
     """
@@ -117,7 +117,7 @@ class Host(ABC):
 
     @property
     def label(self) -> str:
-        """Which engine it is, in a profile."""
+        """The engine's name in a profile."""
         return "engine"
 
     @abstractmethod
@@ -149,12 +149,14 @@ class Host(ABC):
         """Log-probability (natural log) of each continuation token."""
 
     async def tops(self, request: LogprobsRequest) -> list[Top]:
-        """The same beside the most probable token in each place.
+        """Like `logprobs`, with the most probable token in each place.
 
         Raises:
-            RequestError: By default: the engine cannot tell.
+            RequestError: By default.
         """
-        raise RequestError("this engine tells no most probable tokens; accepted: torch or vllm")
+        raise RequestError(
+            "this engine cannot return the most probable tokens; accepted: torch or vllm"
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -183,7 +185,7 @@ class Engine(Host):
         traits: what is constant for the engine's life; set when it is built.
         tokenizer: the model's own.
         space: what genomes perturb.
-        spans: takes what the engine does besides answering; who runs it may set another.
+        spans: records what the engine does besides answering; callers may set another.
     """
 
     traits: EngineTraits
@@ -245,9 +247,9 @@ class Engine(Host):
         """Write the centre as a Hugging Face model directory, whole or not at all."""
 
     async def rest(self) -> None:
-        """Let go of memory that `restore` takes again; nothing is answered until then.
+        """Release memory until `restore` is called; no requests are answered in between.
 
-        An engine that cannot does nothing.
+        By default nothing is released.
         """
 
     @abstractmethod
@@ -268,16 +270,16 @@ class EngineBuilder(ABC):
 
     @property
     def name(self) -> str:
-        """What a user types for it, or its class's name."""
+        """The name to type on the command line, or the class's name."""
         own = f"{type(self).__module__}:{type(self).__qualname__}"
         names = (name for name, target in ENGINE_NAMES.items() if target == own)
         return next(names, type(self).__name__)
 
     def check(self, model_name: str) -> None:
-        """Refuse a model that is not there, before torch is imported; fetch it from the Hub.
+        """Check that the model exists before torch is imported; fetch it from the Hub.
 
         Raises:
-            ModelError: It is not there.
+            ModelError: It does not exist.
         """
         model_directory(model_name)
 

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _PATIENCE = 10.0
-"""Seconds after which the user is told what is waited for."""
+"""Seconds after which a warning says what the pool waits for."""
 
 _RUNS = "can make ray run code that is not part of es_cookbook"
 
@@ -83,7 +83,7 @@ class RayPoolBuilder(EngineBuilder):
     engine: EngineBuilder = Names(ENGINE_NAMES, default="torch").field("what each engine is")
     address: str = chz.field(
         default="local",
-        doc="local: a Ray of its own on this machine; auto or host:port: a cluster that runs",
+        doc="local: a private Ray on this machine; auto or host:port: a cluster that runs",
         metadata=needs_trust(lambda p: None if p.address in ("local", "auto") else "ray", _RUNS),
     )
     num_cpus: float | None = chz.field(
@@ -137,7 +137,7 @@ class RayPoolBuilder(EngineBuilder):
     async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> "RayPool":
         if isinstance(self.engine, ModelEngineBuilder):  # Before a cluster is started.
             await asyncio.to_thread(model_directory, model_name)
-        where = "a Ray of its own" if self.address == "local" else f"Ray at {self.address}"
+        where = "a private Ray" if self.address == "local" else f"Ray at {self.address}"
         say(f"starting {self.num_engines} x {self.engine.name} on {where}: 10 s to some minutes")
         cluster = Cluster.connect(self.address, self.strategy, self.env)
         pool: RayPool | None = None
@@ -203,7 +203,7 @@ class _AskingHost(Host):
 
 
 class RayPool(_AskingHost, Engine):
-    """A pool of engines. Has no engines, and no traits, until `add_engines`.
+    """A pool of engines. It has no engines and no traits until `add_engines`.
 
     It answers for the centre and the base itself, and for genomes on engines that it lends.
 
@@ -310,14 +310,14 @@ class RayPool(_AskingHost, Engine):
 
     @override
     async def load(self, genomes_G: Sequence[Genome]) -> None:
-        """Not for pools: genomes are loaded on an engine that is lent."""
+        """Not supported by pools: genomes are loaded on an engine that is lent."""
         raise EngineError("a pool hosts genomes on engines that it lends; use its `lend`")
 
     @override
     async def apply(self, step: Step) -> int:
         """On every engine that is free, the first to become so if none is.
 
-        Each of them tells `spans` of its own part.
+        Each engine adds its part to `spans`.
 
         Raises:
             DisagreementError: An engine differs from the others after it was restored, too.
@@ -472,7 +472,7 @@ class RayPool(_AskingHost, Engine):
     def _replaced(self, task: asyncio.Task[None]) -> None:
         self._replacing.discard(task)
         if not self.members and not self._replacing:
-            self._free.put_nowait(None)  # Wakes those who wait for an engine.
+            self._free.put_nowait(None)  # Wakes tasks that wait for an engine.
 
     async def _replace(self, place: Place) -> None:
         """Start an engine in the place of a lost one."""

@@ -142,11 +142,11 @@ class TokenCache:
         self._lock = threading.Lock()  # lanes share the cache
 
     def of_size(self, num_blocks: int) -> "TokenCache":
-        """Another one like it."""
+        """A cache like this one of another size."""
         return TokenCache(num_blocks)
 
     def release(self) -> None:
-        """Give the memory back; who writes next takes it again."""
+        """Release the memory; the next write takes it again."""
         with self._lock:
             self._layers.clear()
 

@@ -331,7 +331,7 @@ class TorchEngine(Engine):
         self.spans.add(f"{self.label}, lane {lane}", "sample", began, ended)
 
     def _tell(self, told: list[tuple[Work, list[int]]]) -> None:
-        """Called on a lane's thread: hand tokens to who follows, before the answers they end in."""
+        """Called on a lane's thread: report tokens of followed requests, before their answers."""
         futures = (self._in_flight.get(work) for work, _ in told)
         if (future := next(filter(None, futures), None)) and not future.get_loop().is_closed():
             future.get_loop().call_soon_threadsafe(_follow, told)

@@ -352,7 +352,7 @@ def _has_rows(tensor: torch.Tensor, num_rows: int) -> bool:
     """Whether a cache's tensor has a row for each of several sequences, or one number for all.
 
     Raises:
-        Unfit: Neither, so it cannot be told where the rows are.
+        Unfit: Neither, so the rows cannot be found.
     """
     if len(tensor) == num_rows:
         return True

@@ -479,7 +479,7 @@ class PopulationModel:
         with _running(batch):
             output = cast("CausalLMOutput", (module or self.module)(**inputs))
         if self._head is not None and output.logits is batch.last:
-            self._head.is_bare = True  # the model does nothing with it: who reads it widens it
+            self._head.is_bare = True  # the model does nothing with it: what reads it widens it
         return output
 
 

@@ -1,4 +1,4 @@
-"""Who has which blocks of the cache of keys and values, and which tokens' are kept there.
+"""Allocates the blocks of the key-value cache, and shares common prefixes of prompts.
 
 What requests of one genome begin with in common is computed once. Every request's prompt is a path
 in a tree of its genome's: a node is some tokens that prompts go on with, and where their keys and
@@ -11,11 +11,11 @@ alike, for attempts at one problem, and for a rollout's next turn, which begins 
 A node that several requests had in common, or that a next turn may begin with, stays when they have
 ended, until the weights change or there is no room: the one not used for longest goes first. All
 others go with their request. A block is free once neither a request nor a node has it, so whatever
-leaves the tree, those who read it go on.
+leaves the tree, requests that read it continue.
 
-What a lane computes others know once it is there; until then they compute it themselves, as nobody
-waits for anybody. A token's keys and values have the same bits however they were made (on the CPU:
-see `attention`), so answers are the same whatever is shared or has been let go of.
+Other lanes share what a lane computes once it is there; until then they compute it themselves, so
+that no lane waits for another. A token's keys and values have the same bits however they were made
+(on the CPU: see `attention`), so answers are the same whatever is shared or has been let go of.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class _Node:
         who: they are of; their first position, `first`; and where they lie.
         blocks: those in which they lie.
         parent: what comes before; None for the root, which has no tokens.
-        owner: who computes them, until they are there.
+        owner: the lane that computes them, until they are there.
         children: by first token, and by owner.
         stays: when no request reads it.
         gone: it has left the tree.

@@ -327,7 +327,7 @@ def _first_layers(model: PreTrainedModel) -> PreTrainedModel:
     """Some layers and tokens of a model, in float32.
 
     Raises:
-        ValueError: Its layers cannot be told.
+        ValueError: Its layers cannot be identified.
     """
     layers = _layers(model)
     number = max(2, 1 + max(_layers_like(model)))
@@ -353,7 +353,7 @@ def _layers(model: PreTrainedModel) -> nn.ModuleList:
     """The list of a model's layers.
 
     Raises:
-        ValueError: It cannot be told.
+        ValueError: It cannot be identified.
     """
     number = model.config.get_text_config().num_hidden_layers
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]

@@ -80,7 +80,7 @@ class Work:
 
     @property
     def who(self) -> Hashable:
-        """Whose answers it asks for, of all that an engine hosts."""
+        """The target, for which prefixes are shared."""
         return self.request.target
 
     @property
@@ -100,7 +100,7 @@ class SlotTable:
         count: tokens sampled so far, and `limit` the most.
         tokens: sampled tokens, and `logprobs` theirs where `wants_logprobs`.
         has_stops: whether the slot's request has its own stop conditions.
-        followed: whether somebody is told of the slot's tokens as they come.
+        followed: whether the slot's tokens are reported as they come.
         temperature: of the slot's request, and `top_p`; `uniforms` are its random numbers by token
             index.
         genome_of_block: the genome of each block, or -1.

@@ -284,7 +284,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         return variables
 
     def _executor(self, on_cpu: bool) -> object:
-        """Who runs the ranks: a name of vLLM's or a class; None for what vLLM chooses."""
+        """What runs the ranks: a name that vLLM knows or a class; None for vLLM's choice."""
         if self.tensor_parallel_size > 1:
             return "mp"  # In an actor of a Ray pool vLLM would take Ray for them too.
         if on_cpu:

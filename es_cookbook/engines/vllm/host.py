@@ -4,7 +4,7 @@ Low-rank genomes are resident LoRA slots, so the whole population is in one batc
 in the worker from seeds (`worker`), and no adapter file is ever made. Dense genomes take the
 place of the model's weights, one at a time (`Turnstile`). The last slot stays zero: it is the
 centre, and every request names a slot, because some builds of vLLM give a request without an
-adapter somebody else's.
+adapter another request's.
 
 Prefix caching is on, and right: every request carries a salt that names the weights which answer
 it, so that nothing that other weights left in the cache is ever found.
@@ -195,7 +195,7 @@ class VLLMEngine(Engine):
     async def _scored(
         self, request: LogprobsRequest, most: int = 0
     ) -> "list[tuple[Mapping[int, Logprob], int]]":
-        """What vLLM tells in each place, of `most` probable tokens too, and the token there."""
+        """Log-probabilities in each place, with `most` probable tokens, and the token there."""
         from vllm import SamplingParams as VLLMParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -261,7 +261,7 @@ class VLLMEngine(Engine):
             return
         if not llm.errored:
             await llm.abort(self._in_flight)
-            await asyncio.sleep(0)  # those who wait hear of it
+            await asyncio.sleep(0)  # waiting tasks get the error
         if llm.output_handler is not None:  # it would take the end for a failure
             llm.output_handler.cancel()
         await asyncio.to_thread(llm.shutdown)
@@ -437,7 +437,7 @@ class Turnstile:
         self._switch = switch
         self._is_switching = False
         self._num_inside = 0
-        self._num_waiting: dict[Hashable, int] = {}  # who has waited longest comes first
+        self._num_waiting: dict[Hashable, int] = {}  # the longest waiting comes first
         self._changed = asyncio.Event()
 
     @asynccontextmanager

@@ -30,7 +30,7 @@ _BACKENDS_AS_LOADED = ("TRITON", "BATCHED_TRITON")
 """vLLM's kernels of experts that take weights as its loader leaves them."""
 
 _BASE = 256
-"""Places are told digit by digit: bfloat16 is exact for whole numbers up to 256."""
+"""Places are encoded digit by digit: bfloat16 is exact for whole numbers up to 256."""
 
 _Numbers: TypeAlias = torch.Tensor
 """Whole numbers, one axis: which places of a parameter's axis stand there, in this order."""

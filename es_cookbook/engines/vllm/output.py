@@ -2,7 +2,7 @@
 
 vLLM ends a request with "EngineCore encountered an issue. See stack trace (above)", or a start with
 "See root cause above"; above, in the output of another process, are pages. Here the processes of an
-engine print into a file, of which an error tells the cause in its sentence and the rest in a note.
+engine print into a file; an error has the cause in its sentence and the rest in a note.
 If VLLM_LOGGING_LEVEL is set, the user sees it.
 """
 
@@ -89,7 +89,7 @@ class Output:
 
 
 def _root_cause(lines: Iterable[str]) -> str | None:
-    """What the first traceback ends with, "ValueError: …"; those after it tell what came of it."""
+    """What the first traceback ends with, "ValueError: …"; later ones are consequences."""
     remaining = iter(lines)
     for line in remaining:
         if line.startswith("Traceback (most recent call last)"):
