@@ -21,6 +21,7 @@ from typing import Any
 
 import anyio
 
+from tests.families import sampled
 from tests.said import after_start
 
 RECORDED = Path(__file__).parent / "data/recorded"
@@ -267,8 +268,7 @@ def main(directory: Path) -> Mapping[str, object]:
     import_module, importlib.import_module = importlib.import_module, asked
     sys.addaudithook(watch)
     said: dict[str, list[str]] = {}
-    texts = hostile_configs()
-    for text in texts:
+    for text in sampled(hostile_configs(), 100):
         (directory / "config.json").write_text(text)
         said[text] = []
         for way, opened in ways.items():

@@ -24,7 +24,6 @@ from es_cookbook.runs.config import Config, recorded_config
 from es_cookbook.runs.tracking.trackers import TrackersBuilder
 from tests.chat_server import chat_server
 from tests.hostile_configs import RECORDED, hostile_configs
-from tests.programs import Programs
 
 ROOT = Path(__file__).parents[2]
 
@@ -171,53 +170,3 @@ def test_kernels_that_a_model_names_are_not_fetched(
     for load in (load_architecture, lambda name: load_causal_lm(name, "auto", CPU)):
         with pytest.raises(ModelError, match=r"has kernels of others run, as .*_implementation"):
             load(str(model))
-
-
-SCRIPT = """
-from typing import Any
-import chz
-from es_cookbook import Config, run
-from es_cookbook.common.cli import run_cli
-from es_cookbook.rl.types import RLDatasetBuilder
-from tests.fakes import FakeEngineBuilder, SmallDatasetBuilder
-from tests.tiny_run import TinyConfig
-
-@chz.chz
-class Problems(SmallDatasetBuilder):
-    pass
-
-@chz.chz
-class Config(TinyConfig):
-    dataset: RLDatasetBuilder = chz.field(default_factory=Problems, doc="problems")
-
-if __name__ == "__main__":
-    run_cli(run, Config)
-"""
-
-
-@pytest.mark.slow
-def test_a_script_trains_and_goes_on_without_a_word_and_others_go_on_if_they_trust_it(
-    tmp_path: Path, programs: Programs
-) -> None:
-    from tests.tiny_run import write_tiny_model
-
-    model = write_tiny_model(tmp_path / "model")
-    (tmp_path / "my_script.py").write_text(SCRIPT)
-    options = [f"model_name={model}", "log_path=run", "snapshot_every=1", "eval_every=0"]
-    options.append("behavior_if_log_dir_exists=resume")
-    for number in (1, 2):
-        script = tmp_path / "my_script.py"
-        done = programs.run(script, *options, f"num_generations={number}", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert "trust" not in done.stderr
-        assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == number + 1
-        assert (tmp_path / f"run/snapshots/00000{number}.safetensors").exists()
-
-    def resumed(*options: str) -> subprocess.CompletedProcess[str]:
-        return programs.run("-m", "es_cookbook", "resume", "log_path=run", *options, cwd=tmp_path)
-
-    refused = resumed("num_generations=3")
-    assert refused.returncode == 1 and "if you trust the code of my_script" in refused.stderr
-    gone_on = resumed("num_generations=3", "trust=my_script.py,tests")
-    assert gone_on.returncode == 0, gone_on.stderr
-    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 4
