@@ -28,7 +28,7 @@ from es_cookbook.rl.types import EnvGroupBuilder, ProblemResult, TrajectoryGroup
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Problems:
+class Asked:
     """The problems of one generation.
 
     Attributes:
@@ -95,7 +95,7 @@ class Scoring:
     solved_T: list[float] = dataclasses.field(default_factory=list[float])
 
     def results(
-        self, asked: Problems, batch_groups_P: Sequence[TrajectoryGroup]
+        self, asked: Asked, batch_groups_P: Sequence[TrajectoryGroup]
     ) -> Sequence[ProblemResult]:
         """What the history keeps of a batch for an objective that follows it; else nothing."""
         if not self.objective.follows_results:
@@ -117,16 +117,16 @@ class Scoring:
         batch_P: Sequence[EnvGroupBuilder],
         answers_P: Sequence[EnvGroupBuilder] = (),
         answered_P: Sequence[TrajectoryGroup] = (),
-    ) -> Problems:
+    ) -> Asked:
         """All that the genomes attempt: the batch's problems, then each regulariser's.
 
         With a surrogate, `answers_P` in place of the batch's problems, which the centre attempted.
         """
         rows = deal(batch_P, self.num_pairs) if self.num_pairs else answers_P or batch_P
         parts_R = [rows, *(problems(generation, batch_P) for _, problems in self.regularisers)]
-        return Problems(generation, batch_P, parts_R, answered_P)
+        return Asked(generation, batch_P, parts_R, answered_P)
 
-    def score(self, asked: Problems, groups_P: Sequence[TrajectoryGroup]) -> Scored:
+    def score(self, asked: Asked, groups_P: Sequence[TrajectoryGroup]) -> Scored:
         """Score the rollouts of these problems.
 
         Raises:

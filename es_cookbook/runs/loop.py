@@ -16,7 +16,7 @@ from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.base import Optimizer, tied_fraction
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.scheduling import InOrder, Overlap
-from es_cookbook.population.scoring import Problems, Scored, Scoring
+from es_cookbook.population.scoring import Asked, Scored, Scoring
 from es_cookbook.rl.types import ProblemResult, RLDataset, TrajectoryGroup
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.history.format import Record
@@ -45,7 +45,7 @@ class Run:
     history: HistoryStore
     recorder: Recorder
 
-    async def problems(self, generation: int) -> Problems:
+    async def problems(self, generation: int) -> Asked:
         """The problems of a generation: its batch and those of the regularisers.
 
         With a surrogate the centre attempts the batch here, and the genomes score answers.
@@ -70,7 +70,7 @@ class Run:
     async def rollout(
         self,
         generation: int,
-        asked: Problems,
+        asked: Asked,
         genomes_G: Sequence[Genome],
         overlap: Overlap | None = None,
     ) -> Sequence[TrajectoryGroup]:
@@ -80,9 +80,7 @@ class Run:
         self.recorder.rolled_out(generation, self.sampler.seconds)
         return groups_P
 
-    def score(
-        self, generation: int, asked: Problems, groups_P: Sequence[TrajectoryGroup]
-    ) -> Scored:
+    def score(self, generation: int, asked: Asked, groups_P: Sequence[TrajectoryGroup]) -> Scored:
         """`scores_P_G` and `fitness_G`; NaN for lost rollouts."""
         with self.recorder.timed(generation, "fitness"):
             return self.scoring.score(asked, groups_P)
@@ -95,7 +93,7 @@ class Run:
     async def record(
         self,
         generation: int,
-        asked: Problems,
+        asked: Asked,
         genomes_G: Sequence[Genome],
         scored: Scored,
         step: Step,
@@ -129,7 +127,7 @@ class Run:
         self.recorder.progress.moved(step)
         await self.recorder.record(generation, scored.groups_P, metrics, keep)
 
-    def _told(self, generation: int, asked: Problems, scored: Scored) -> Sequence[ProblemResult]:
+    def _told(self, generation: int, asked: Asked, scored: Scored) -> Sequence[ProblemResult]:
         """Pass the results of the problems to data set and objective; returns those to record."""
         results_P = self.dataset.results(generation, scored.batch_groups_P)
         self.dataset.tell(generation, results_P)
@@ -157,7 +155,7 @@ async def train_overlapping(run: Run) -> None:
 
     async def attempt(
         generation: int, overlap: Overlap
-    ) -> tuple[Problems, Sequence[Genome], Sequence[TrajectoryGroup]]:
+    ) -> tuple[Asked, Sequence[Genome], Sequence[TrajectoryGroup]]:
         asked = await run.problems(generation)
         genomes_G = run.ask(generation)
         return asked, genomes_G, await run.rollout(generation, asked, genomes_G, overlap)
