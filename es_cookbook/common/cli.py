@@ -160,10 +160,24 @@ def arguments(argv: Sequence[str] | None = None) -> list[str]:
     words = sys.argv[1:] if argv is None else list(argv)
     if odd := [word for word in words if not is_utf8(word)]:
         raise OptionError(f"an option must be text in UTF-8, found {odd[0]!r}")
+    words = _joined(words)
     files = [word for word in words if word.lstrip("-").startswith("config=")]
     of_files = [options_in(Path(word.partition("=")[2])) for word in files]
     typed = [word for word in words if word not in files]
     return [f"{path}={text}" for each in of_files for path, text in each.items()] + typed
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """Read `--name value`, which other programs take, as `name=value`."""
+    found: list[str] = []
+    left = list(reversed(words))
+    while left:
+        word = left.pop()
+        is_value = bool(left) and not re.match(r"--[A-Za-z]|[A-Za-z_][\w.]*=", left[-1])
+        if re.fullmatch(r"--[A-Za-z][\w.-]*", word) and word not in _HELP and is_value:
+            word = f"{word.removeprefix('--').replace('-', '_')}={left.pop()}"
+        found.append(word)
+    return found
 
 
 def typed_options(words: Sequence[str], config: object) -> dict[str, str]:

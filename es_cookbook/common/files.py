@@ -11,10 +11,12 @@ Left out: a directory that somebody changes at the same moment.
 """
 
 import json
+import math
 import os
 import re
 import shutil
 import stat
+from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -182,7 +184,7 @@ def _marks(text: bytes) -> int:
 
 
 def strict_json(text: str, *, halves: bool = True) -> object:
-    """JSON without NaN and infinity, which Python's parser takes for numbers.
+    """Parse JSON as its standard has it: finite numbers, and no key twice in an object.
 
     Args:
         text: of strangers.
@@ -192,7 +194,9 @@ def strict_json(text: str, *, halves: bool = True) -> object:
         ValueError: It is invalid; a clause that says why.
     """
     try:
-        found = json.loads(text, parse_constant=_no_number)
+        found = json.loads(
+            text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_object
+        )
     except RecursionError as error:
         raise ValueError("is nested too deeply") from error
     except json.JSONDecodeError as error:
@@ -205,6 +209,22 @@ def strict_json(text: str, *, halves: bool = True) -> object:
 
 def _no_number(name: str) -> None:
     raise ValueError(f"is damaged: {name} is no JSON")
+
+
+def _finite(number: str) -> float:
+    """Refuse 1e999, which Python reads as infinity."""
+    if not math.isfinite(value := float(number)):
+        raise ValueError("has a number that is too large")
+    return value
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Refuse a key that stands twice, of which Python keeps the last one."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"has the key {key!r:.60} twice")
+    return found
 
 
 def in_whole_characters(text: str, found: object) -> object:

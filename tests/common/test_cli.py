@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import chz
 import pytest
 
-from es_cookbook.common.cli import UNNAMED, changed, run_cli, run_with_fields
+from es_cookbook.common.cli import UNNAMED, arguments, changed, run_cli, run_with_fields
 from es_cookbook.common.errors import EngineError, TooManyLostError
 from es_cookbook.common.names import Names
 from es_cookbook.common.schedules import Constant, Cosine
@@ -157,6 +157,21 @@ def test_a_mistyped_option_gets_one_sentence_with_the_nearest_and_code_2(
     code, sentence = refused(capsys, argument)
     assert code == 2
     assert said in sentence
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        (["--seed", "1", "--sampling.max-tokens", "8"], ["seed=1", "sampling.max_tokens=8"]),
+        (["runs/mine", "--help", "all"], ["runs/mine", "--help", "all"]),
+        (
+            ["--seed=1", "--prompt", "Q: {q} =", "--x", "y=2"],
+            ["--seed=1", "prompt=Q: {q} =", "--x", "y=2"],
+        ),
+    ],
+)
+def test_a_name_and_its_value_may_be_two_words(typed: list[str], read: list[str]) -> None:
+    assert arguments(typed) == read
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,8 @@ def test_values_are_counted_outside_strings() -> None:
         ("[1, ", "is no JSON: Expecting value at character 4"),
         ('{"a": NaN}', "is damaged: NaN is no JSON"),
         ("[-Infinity]", "is damaged: -Infinity is no JSON"),
+        ("[-1e999]", "has a number that is too large"),
+        ('[{"a": 1, "b": 2, "b": 2}]', "has the key 'b' twice"),
         ("[" * 100_000, "is nested too deeply"),
         ('["\\ud83d"]', "holds '\\ud83d', which is half a character"),
     ],
