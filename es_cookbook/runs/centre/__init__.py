@@ -1,1 +1,1 @@
-"""The centre of a run again: replayed, kept in snapshots, and read by others."""
+"""The centre of any generation of a run: replay and snapshots."""

@@ -1,1 +1,1 @@
-"""The directory of a run: what is in it, who holds it, and whom its files may name."""
+"""The run directory: its files, its lock, and how a run begins or continues in it."""

@@ -1,1 +1,1 @@
-"""Where metrics and rollouts go: JSONL files, a live view in the terminal, Weights & Biases."""
+"""Trackers: JSONL files and a live view in the terminal; reading what they wrote."""
