@@ -45,7 +45,7 @@ from es_cookbook.plugins.gradients.sft import SFTConfig
 from es_cookbook.plugins.plan.sigma import Sigma
 from es_cookbook.plugins.report.commands.compare import Compare, runs
 from es_cookbook.plugins.sweep.command import Sweep, maker
-from es_cookbook.plugins.sweep.search import draws, grid
+from es_cookbook.plugins.sweep.search import ends, grid
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
 from es_cookbook.rl.types import RLDatasetBuilder
@@ -127,6 +127,7 @@ NOT_LINES = {
     "es-cookbook[verifiers]",
     "es-cookbook[inspect]",
     "es-cookbook[mcp]",
+    "es-cookbook[sweep]",
 }
 """Beginnings of lines, and what is none."""
 
@@ -161,7 +162,7 @@ def make_trials(config: Sweep, fields: Mapping[str, str]) -> None:
     """Every trial of a sweep that varies options."""
     make, space = maker(config, fields)
     if space:
-        for trial in grid(space) if config.sampler == "grid" else draws(space, 3, seed=0):
+        for trial in grid(space) if config.sampler == "grid" else ends(space):
             make(trial.options)
 
 

@@ -89,7 +89,7 @@ def test_neither_the_main_job_nor_any_module_imports_what_only_others_need() -> 
     assert len(main_job & set(names) - engine) <= MOST_OF_THE_MAIN_JOB
     optional = {"vllm", "ray", "wandb", "trl", "peft", "matplotlib", "openai", "compressed_tensors"}
     optional |= {"distilabel", "verifiers", "inspect_ai", "textarena", "tensorboard", "trackio"}
-    optional |= {"pandas", "pyarrow", "playwright"}
+    optional |= {"optuna", "pandas", "pyarrow", "playwright"}
     assert everything & optional == set()
 
 

@@ -1,7 +1,8 @@
-"""Train a recipe under many settings: a grid or random trials, several runs at a time.
+"""Train a recipe under many settings: a grid, random trials or Optuna's, several runs at a time.
 
     python -m es_cookbook sweep values.optimizer.sigma=0.005,0.01 seeds=0,1,2 workers=2
     ... range.optimizer.sigma=0.001:0.03:log sampler=random trials=10
+    ... range.optimizer.learning_rate=0.005:0.05:log sampler=optuna trials=20
     ... recipe=train model_name=... data=rows.jsonl reward=exact values.optimizer.sigma=0.001,0.002
 
 `values.NAME=a,b,c` lists the values of an option of the recipe's `train_cli`; values that contain

@@ -33,7 +33,7 @@ from es_cookbook.common.errors import (
 from es_cookbook.common.terminal import markdown, plural
 from es_cookbook.plugins.sweep import worker
 from es_cookbook.plugins.sweep.in_turn import is_complete
-from es_cookbook.plugins.sweep.search import Space, Trial, Value, draws, grid
+from es_cookbook.plugins.sweep.search import Space, Study, Trial, Value, draws, ends, grid
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.directory import CONFIG, METRICS, RunLock
 from es_cookbook.runs.files import cannot, replace_file
@@ -59,11 +59,11 @@ class SweepSettings:
     metric: str = chz.field(
         default=CORRECT, doc="key of metrics.jsonl to maximise; its last value counts"
     )
-    sampler: Literal["grid", "random"] = chz.field(
-        default="grid", doc="all combinations of values, or random trials"
+    sampler: Literal["grid", "random", "optuna"] = chz.field(
+        default="grid", doc="all combinations of values, random trials, or Optuna's TPE"
     )
-    trials: int = chz.field(default=20, doc="random: number of trials, each with all seeds")
-    sampler_seed: int = chz.field(default=0, doc="random: seed of the draws")
+    trials: int = chz.field(default=20, doc="random, optuna: number of trials, each with all seeds")
+    sampler_seed: int = chz.field(default=0, doc="random, optuna: seed of the draws")
     workers: int = chz.field(
         default=1, doc="concurrent runs, each with its share of this machine's cores"
     )
@@ -125,8 +125,10 @@ def sweep(settings: SweepSettings, make: Make, space: Space) -> list[Result]:
         SweepError: Runs failed; all others are complete.
         KeyboardInterrupt: The sweep was stopped; says how to continue.
     """
-    how = settings.trials, settings.sampler_seed
-    trials = grid(space) if settings.sampler == "grid" else draws(space, *how)
+    if settings.sampler == "random":
+        trials = draws(space, settings.trials, settings.sampler_seed)
+    else:
+        trials = grid(space) if settings.sampler == "grid" else ends(space)
     runs = [run for trial in trials for run in _runs_of(trial, settings, make)]
     for run in runs:
         config_to_json(run.config)
@@ -139,7 +141,13 @@ def sweep(settings: SweepSettings, make: Make, space: Space) -> list[Result]:
         raise cannot("make", Path(error.filename or log_path), error, needed=4096) from error
     lock = RunLock(log_path)
     try:
-        return _Sweep(settings, runs).run()
+        if settings.sampler != "optuna":
+            return _Sweep(settings, runs, len(runs)).run()
+        study = Study(space, settings.sampler_seed, settings.metric, log_path)
+        chosen = itertools.islice(study.trials(), settings.trials)
+        later = ([*_runs_of(trial, settings, make)] for trial in chosen)
+        total = settings.trials * len(settings.seeds)
+        return _Sweep(settings, next(later), total, later, study.tell).run()
     finally:
         lock.release()
 
@@ -182,12 +190,28 @@ class _Run:
 
 
 class _Sweep:
-    """A sweep in progress."""
+    """A sweep in progress.
 
-    def __init__(self, settings: SweepSettings, runs: Sequence[_Run]) -> None:
+    Args:
+        settings: seeds, sampler and workers.
+        runs: the first runs.
+        total: number of runs, for messages.
+        later: the runs of further trials, each trial chosen when a worker is free for it.
+        tell: receives each trial that has ended, and its mean.
+    """
+
+    def __init__(
+        self,
+        settings: SweepSettings,
+        runs: Sequence[_Run],
+        total: int,
+        later: Iterator[Sequence[_Run]] | None = None,
+        tell: Callable[[Trial, float], None] | None = None,
+    ) -> None:
         self._settings = settings
         self._path = Path(settings.log_path)
-        self._runs = runs
+        self._runs = list(runs)
+        self._total, self._later, self._tell = total, later or iter(()), tell
         self._waiting = collections.deque(runs)
         self._shares = worker.shares(settings.workers, settings.devices)
 
@@ -231,19 +255,26 @@ class _Sweep:
         """Train one run after another on a share of the machine."""
         while (run := self._next()) is not None:
             number = len(self._runs) - len(self._waiting)
-            print(f"run {number} of {len(self._runs)} begins: {run.path}", flush=True)
+            print(f"run {number} of {self._total} begins: {run.path}", flush=True)
             run.state = "running"
             await self._train(run, share)
             self._write()
 
     def _next(self) -> _Run | None:
         """The next run to start; complete runs before it are reported."""
-        while self._waiting:
+        while self._waiting or self._add_later():
             run = self._waiting.popleft()
             if not is_complete(run.config):
                 return run
             self._end(run, "complete")
         return None
+
+    def _add_later(self) -> bool:
+        """Add the runs of another trial; False if there is none."""
+        runs = next(self._later, ())
+        self._runs += runs
+        self._waiting += runs
+        return bool(runs)
 
     async def _train(self, run: _Run, share: worker.Share) -> None:
         """Train a run in a process; interrupt it if this task is cancelled."""
@@ -280,6 +311,9 @@ class _Sweep:
                 f"{did_you_mean(metric, keys) or '.'} Finished runs are kept: give the same "
                 "command with another metric=... to go on"
             )
+        results = [other.result(metric) for other in self._runs if other.trial is run.trial]
+        if self._tell and all(other.state in ("complete", "failed") for other in results):
+            self._tell(run.trial, mean_of_complete(results))
 
     def _write(self, *, is_over: bool = False) -> tuple[list[Result], str, str]:
         """Write the results so far; returns them, their table, and the trackers' message."""

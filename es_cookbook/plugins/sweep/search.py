@@ -1,4 +1,4 @@
-"""The trials of a sweep: all combinations of values (a grid), or random draws.
+"""The trials of a sweep: all combinations of values (a grid), random draws, or Optuna's choices.
 
 A space gives the values that each option may take, as a list or as a range. A trial is one value
 for each option.
@@ -11,17 +11,22 @@ import json
 import math
 import random
 import re
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, cast
 
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.errors import ConfigError, not_installed
 from es_cookbook.common.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 Value: TypeAlias = str | int | float | bool
 _LONGEST = 120
 """Characters of a run directory's name, without the seed."""
 _DRAWS = 50
 """Attempts to draw a new trial; a small space may have none left."""
+JOURNAL = "optuna.jsonl"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,7 +109,7 @@ def grid(space: Space) -> list[Trial]:
         if isinstance(choice, Range):
             raise ConfigError(
                 f"{name} is given as a range, and a grid tries all values: list them, or draw from "
-                "the range with sampler=random"
+                "the range with sampler=random or sampler=optuna"
             )
         lists.append(choice.values)
     combinations = itertools.product(*lists)
@@ -143,3 +148,96 @@ def _drawn(rng: random.Random, choice: Values | Range) -> Value:
         value = math.exp(rng.uniform(math.log(low), math.log(high)))
         return round(value) if choice.is_whole else float(f"{value:.4g}")
     return rng.randint(int(low), int(high)) if choice.is_whole else rng.uniform(low, high)
+
+
+def ends(space: Space) -> list[Trial]:
+    """Trials in which every listed value and both ends of every range occur, for checks.
+
+    Raises:
+        ConfigError: The space is empty.
+    """
+    if not space:
+        raise ConfigError("sampler=optuna needs options to choose, found none")
+    values_O = [
+        choice.values if isinstance(choice, Values) else (choice.low, choice.high)
+        for choice in space.values()
+    ]
+    return [
+        Trial(i, {name: v[i % len(v)] for name, v in zip(space, values_O, strict=True)})
+        for i in range(max(map(len, values_O)))
+    ]
+
+
+class Study:
+    """Trials proposed by Optuna's tree-structured Parzen estimator (TPE, Bergstra et al. 2011).
+
+    Optuna's journal, `optuna.jsonl` in the sweep's directory, records the trials and their values,
+    so a continued sweep begins with all of them. Other options or another metric are another study
+    in the same file.
+
+    Raises:
+        ConfigError: Optuna is not installed.
+    """
+
+    def __init__(self, space: Space, seed: int, metric: str, log_path: Path) -> None:
+        try:
+            import optuna
+            from optuna.storages.journal import JournalFileBackend, JournalStorage
+        except ImportError as error:
+            raise not_installed("sampler=optuna", "optuna", "es-cookbook[sweep]") from error
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        text = json.dumps([metric, {name: repr(choice) for name, choice in space.items()}])
+        self._space = {name: _distribution(choice) for name, choice in space.items()}
+        self._study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(log_path / JOURNAL))),
+            study_name=hashlib.blake2b(text.encode(), digest_size=8).hexdigest(),
+            direction="maximize",
+            load_if_exists=True,
+        )
+        # A process that draws with the seed of an earlier one would repeat its draws.
+        seed = derive_seed(seed, "optuna", len(self._study.trials)) % 2**32
+        self._study.sampler = optuna.samplers.TPESampler(seed=seed)
+
+    def trials(self) -> Iterator[Trial]:
+        """Recorded trials, then new ones, each drawn when it is requested."""
+        from optuna.trial import TrialState
+
+        seen: set[str] = set()
+        for recorded in self._study.get_trials(states=(TrialState.RUNNING, TrialState.COMPLETE)):
+            if recorded.params.keys() == self._space.keys():
+                trial = self._trial(recorded.number, recorded.params)
+                seen.add(trial.name)
+                yield trial
+        drawn_again = 0
+        while drawn_again < _DRAWS:
+            drawn = self._study.ask(self._space)
+            trial = self._trial(drawn.number, drawn.params)
+            if trial.name in seen:
+                self._study.tell(drawn, state=TrialState.FAIL)
+                drawn_again += 1
+            else:
+                seen.add(trial.name)
+                drawn_again = 0
+                yield trial
+
+    def tell(self, trial: Trial, value: float) -> None:
+        """Record the mean over a trial's runs; NaN, if all failed, leaves it to be tried again."""
+        if not math.isnan(value):
+            self._study.tell(trial.number, value, skip_if_finished=True)
+
+    def _trial(self, number: int, params: Mapping[str, object]) -> Trial:
+        return Trial(number, {name: cast(Value, params[name]) for name in self._space})
+
+
+def _distribution(choice: Values | Range) -> "BaseDistribution":
+    from optuna.distributions import (
+        CategoricalDistribution,
+        FloatDistribution,
+        IntDistribution,
+    )
+
+    if isinstance(choice, Values):
+        return CategoricalDistribution(choice.values)
+    if choice.is_whole:
+        return IntDistribution(int(choice.low), int(choice.high), log=choice.log)
+    return FloatDistribution(choice.low, choice.high, log=choice.log)

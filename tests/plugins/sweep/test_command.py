@@ -81,6 +81,8 @@ def test_lists_and_ranges_are_read_as_they_are_typed() -> None:
         (["range.attempts=1:b", "sampler=random"], "must be of numbers, found 'b'"),
         (["range.optimizer.sigma=0:1:log", "sampler=random"], "must be above 0"),
         (["range.optimizer.sigma=-1:-0.5", "sampler=random"], "optimizer.sigma must be"),
+        (["range.optimizer.sigma=-1:1", "sampler=optuna"], "optimizer.sigma must be"),
+        (["sampler=optuna"], "needs options to choose"),
         (["sampler=gird"], "did you mean 'grid'?"),
     ],
 )

@@ -1,9 +1,12 @@
 """Which trials a sweep makes, and what their directories are called."""
 
+import math
+from pathlib import Path
+
 import pytest
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.plugins.sweep.search import Range, Trial, Values, draws, grid
+from es_cookbook.plugins.sweep.search import Range, Study, Trial, Values, draws, ends, grid
 
 
 def test_a_grid_is_every_combination_and_the_last_option_changes_fastest() -> None:
@@ -29,6 +32,34 @@ def test_random_trials_are_a_function_of_the_seed_and_more_begin_with_the_same()
     assert {trial.options["kind"] for trial in trials} == {"a", "b"}
     few = draws({"n": Range(1, 3)}, 50, seed=0)
     assert sorted(trial.options["n"] for trial in few) == [1, 2, 3], "none is made twice"
+
+
+def test_optuna_goes_on_with_recorded_trials_and_learns_from_their_values(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    space = {"sigma": Range(0.001, 0.1, log=True), "n": Range(2, 4), "kind": Values(("a", "b"))}
+
+    def tried(count: int) -> list[Trial]:
+        study, found = Study(space, 0, "reward", tmp_path), []
+        for _, trial in zip(range(count), study.trials(), strict=False):
+            found.append(trial)
+            failed = len(found) == 1
+            sigma = float(trial.options["sigma"])
+            study.tell(trial, math.nan if failed else -abs(math.log(sigma / 0.02)))
+        return found
+
+    first = tried(15)
+    more = tried(40)
+    assert more[:15] == first, "also the failed one, which is tried again"
+    assert len({trial.name for trial in more}) == 40
+    spread = [abs(math.log(float(trial.options["sigma"]) / 0.02)) for trial in more]
+    assert sum(spread[30:]) < sum(spread[:10]) / 2, "draws near the best"
+    few = Study({"n": Range(1, 3)}, 0, "reward", tmp_path).trials()
+    assert sorted(trial.options["n"] for trial in few) == [1, 2, 3], "none is made twice"
+
+
+def test_checks_see_all_values_and_both_ends() -> None:
+    seen = ends({"a": Values((1, 2, 3)), "b": Range(0.5, 0.75)})
+    assert [list(trial.options.values()) for trial in seen] == [[1, 0.5], [2, 0.75], [3, 0.5]]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, RunDirectoryError, SweepError
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.plugins.report.frames import frames
-from es_cookbook.plugins.sweep import SweepSettings, Value, Values, sweep
+from es_cookbook.plugins.sweep import Range, SweepSettings, Value, Values, sweep
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.directory import RunLock
 from es_cookbook.runs.history.store import read_history
@@ -165,6 +165,22 @@ def test_a_run_that_fails_is_told_in_the_end_and_the_others_are_made(tmp_path: P
     parquet = pandas.read_parquet(tmp_path / "sweep" / "results.parquet")
     assert list(parquet["state"]) == ["failed", "complete"]
     assert "no/such/model" in parquet["problem"][0]
+
+
+@QUICK
+@pytest.mark.slow
+def test_optuna_goes_on_with_what_it_knows(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    space = {"sigma": Range(0.01, 1.0, log=True)}
+    how = settings(tmp_path, sampler="optuna", trials=2, metric="optimizer/sigma", workers=2)
+    first = sweep(how, make, space)
+    assert [result.state for result in first] == ["complete"] * 2
+    more = sweep(chz.replace(how, trials=3), make, space)
+    assert more[:2] == first
+    assert len({result.options["sigma"] for result in more}) == 3
+    assert len(list((tmp_path / "sweep").glob("*/history.jsonl"))) == 3
+    journal = (tmp_path / "sweep" / "optuna.jsonl").read_text()
+    assert all(f'"values":[{result.final}]' in journal for result in more)
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
