@@ -23,7 +23,9 @@ _MOST_HEAD = 16 << 10
 """Bytes of them; parsing takes 10 ms at worst."""
 _READ = 16 << 10
 """Bytes of one read."""
-_QUEUE = 512
+_ACCEPTED_AT_ONCE = 2
+"""Connections accepted before the event loop does anything else: a burst must not delay others."""
+_QUEUE = 2048
 """Connections that the system holds until they are accepted."""
 _IDLE_SECONDS = 75
 """Between two requests of a connection: longer than programs usually wait."""
@@ -83,7 +85,7 @@ class _Protocol(H11Protocol, asyncio.BufferedProtocol):
 
 
 class _Server(uvicorn.Server):
-    """A server that may leave signals to others."""
+    """A server that accepts few connections at once, and may leave signals to others."""
 
     def __init__(self, config: uvicorn.Config, *, leaves_signals: bool) -> None:
         super().__init__(config)
@@ -92,6 +94,12 @@ class _Server(uvicorn.Server):
     @override
     def capture_signals(self) -> Any:
         return contextlib.nullcontext() if self._leaves_signals else super().capture_signals()
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for bound in sockets or ():
+            bound.listen(_QUEUE)  # asyncio takes one number for both.
 
 
 async def serve_at(bound: socket.socket, application: ASGIApp, *, until_told: bool) -> None:
@@ -103,7 +111,7 @@ async def serve_at(bound: socket.socket, application: ASGIApp, *, until_told: bo
         log_level="error",  # Malformed requests are not worth a line each.
         access_log=False,
         lifespan="off",
-        backlog=_QUEUE,
+        backlog=_ACCEPTED_AT_ONCE,
         h11_max_incomplete_event_size=_MOST_HEAD,
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=_SECONDS_TO_ANSWER,
