@@ -199,6 +199,9 @@ BYTES_OF_LOGIT = 8
 """Of one number of one row, while a token is chosen: in float32, and before that in bfloat16."""
 INT8_BYTES = 1.125
 """Of a weight for products in int8, with its part of a scale (`kernels.int8`)."""
+_MULTIPLY_ALONE = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+"""Model types whose modules only multiply by their linear weights, except for the output head:
+packed copies of the same size free the weights' memory. For others both are counted."""
 _LEAST_CONTEXT = 512
 """Tokens below which a shorter context is no help, and the user is asked."""
 
@@ -220,6 +223,10 @@ def weight_bytes(
     """
     linear = {p for module in model.modules() if is_linear(module) for p in module.parameters()}
     copies = math.ceil(packed * sum(p.numel() for p in linear))
+    if packed == size and model.config.model_type in _MULTIPLY_ALONE:
+        ends = (model.get_input_embeddings(), model.get_output_embeddings())
+        kept = {end.weight for end in cast("list[nn.Linear]", ends)}
+        copies -= size * sum(p.numel() for p in linear if p not in kept and p.dim() > 1)
     tied = {cast("torch.nn.Embedding", model.get_input_embeddings()).weight}
     own = linear - tied | {p for name, p in named_weights(model) if name in space.shapes}
     perturbed = sum(torch.Size(shape).numel() for shape in space.shapes.values())

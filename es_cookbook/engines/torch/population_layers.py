@@ -28,7 +28,7 @@ of registers long may get other kernels depending on where they begin, so tables
 
 import dataclasses
 import threading
-from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -247,6 +247,7 @@ class LinearGroup:
         self.index = index
         self.is_head = is_head
         self.is_bare = False  # what the weights make need not be widened
+        self.is_read = False  # by modules that may want more of the weights than products
         self.transposed = is_transposed(layers[0])
         self._packed: PackedWeight | None = None
         self._quantised: Int8Weight | None = None
@@ -277,13 +278,24 @@ class LinearGroup:
         return [sum(self.sizes[:i]) for i in range(len(self.sizes))]
 
     def pack(self) -> None:
-        """Compute with packed copies of the weights as they are now."""
+        """Compute with packed copies of the weights as they are now.
+
+        Copies in bfloat16 are exact and free the weights' memory, unless another module reads it.
+        """
         if self._quantises(self.weight):
             from es_cookbook.engines.torch.kernels.int8 import Int8Weight  # compiles its kernels
 
             self._quantised = Int8Weight(self.weight, self.bias)
         elif not self._multiplies:
             self._packed = PackedWeight(self.weight, self.bias)
+            if not self.is_read:
+                self._packed.replace(self.weight)
+
+    def unpack(self) -> None:
+        """Drop the packed copies; the weights can be read and written again."""
+        if self._packed is not None:
+            self._packed.give_back(self.weight)
+        self._packed = self._quantised = None
 
     def product(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(..., in) as rows, (rows, in), and x Wᵀ + bias, (rows, sum of sizes), in `rows_dtype`."""
@@ -440,6 +452,10 @@ class PopulationModel:
         if path.flat:
             for like in (norm_like, _gated_like, partial(_attention_like, kept=path.kept)):
                 replace(module, like)
+        for parent in module.modules():
+            for child in parent.children():
+                if isinstance(child, _PopulationLinear):
+                    child.group.is_read |= not isinstance(parent, GatedLayers | RotaryAttention)
 
     def group_members(self) -> "Iterator[tuple[str, LinearGroup | ExpertGroup, int]]":
         """(name, group, first output or expert) of every linear weight."""
@@ -453,10 +469,17 @@ class PopulationModel:
 
     def pack(self, names: Container[str] | None = None) -> None:
         """Pack linear layers' weights as they are now; those of these names alone, if given."""
+        for group in self._linear_groups(names):
+            group.pack()
+
+    def unpack(self, names: Container[str]) -> None:
+        """Make linear layers' weights of these names writable until they are packed again."""
+        for group in self._linear_groups(names):
+            group.unpack()
+
+    def _linear_groups(self, names: Container[str] | None) -> Iterable[LinearGroup]:
         members = [each for each in self.group_members() if names is None or each[0] in names]
-        for group in {group.index: group for _, group, _ in members}.values():
-            if isinstance(group, LinearGroup):
-                group.pack()
+        return {g.index: g for _, g, _ in members if isinstance(g, LinearGroup)}.values()
 
     @property
     def head_table(self) -> LowRankTable | None:

@@ -192,9 +192,11 @@ class ResidentWeights:
 
     def _moved(self, fingerprint: int) -> int:
         value = self.centre.weights.__getitem__
+        own = {name for name, _ in self._own(self.model.module)}
+        self.model.unpack(own)
         self._write(self.model, value)
         if self._packs:
-            self.model.pack({name for name, _ in self._own(self.model.module)})
+            self.model.pack(own)
             trim()
         self._host([])
         return fingerprint

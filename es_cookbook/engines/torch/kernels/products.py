@@ -173,6 +173,20 @@ class PackedWeight:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
         self._bias = None if bias is None else bias.detach()
 
+    def replace(self, weight: torch.Tensor) -> None:
+        """Free the memory of the weight that this was made of: the copy holds its values."""
+        storage = weight.untyped_storage()
+        if storage.resizable() and storage.nbytes() == weight.nbytes:
+            storage.resize_(0)
+
+    def give_back(self, weight: torch.Tensor) -> None:
+        """Undo `replace`."""
+        storage = weight.untyped_storage()
+        if not storage.nbytes():
+            storage.resize_(weight.nbytes)
+            with torch.inference_mode():
+                weight.copy_(self._weight.to_dense())
+
     def __call__(self, x_T_N: torch.Tensor) -> torch.Tensor:
         """X Wᵀ + bias: (rows, in) -> (rows, out)."""
         return torch.ops.mkldnn._linear_pointwise(x_T_N, self._weight, self._bias, "none", [], "")

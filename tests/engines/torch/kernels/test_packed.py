@@ -5,14 +5,16 @@ import dataclasses
 import pytest
 import torch
 
-from es_cookbook.engines.base import LogprobsRequest
+from es_cookbook.engines.base import LogprobsRequest, Target
 from es_cookbook.engines.torch.kernels.modules import FLAT, Path
 from es_cookbook.engines.torch.kernels.products import PackedWeight, packs
+from es_cookbook.engines.torch.memory import weight_bytes
+from es_cookbook.engines.torch.resident_weights import ResidentWeights
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from tests.engines.torch.reference import running_engine, score_all
+from tests.engines.torch.reference import Reference, running_engine, score_all
 from tests.tiny_models import TinyModel
 
 GENOMES_G = [Genome((Term(7, 0.1),)), Genome((Term(7, -0.1),))]
@@ -65,7 +67,8 @@ async def test_what_a_step_moved_is_packed_again(
     tiny_model: TinyModel, family: str, space: SearchSpaceBuilder
 ) -> None:
     """As an engine that multiplies the same weights as they are, in float32."""
-    path, targets = tiny_model(family), ("centre", "base", 0, 1)
+    path = tiny_model(family)
+    targets: tuple[Target, ...] = ("centre", "base", 0, 1)
     asked = [
         LogprobsRequest(target, prompt, CONTINUATION) for target in targets for prompt in PROMPTS
     ]
@@ -88,3 +91,41 @@ async def test_what_a_step_moved_is_packed_again(
             assert fingerprints[0] == fingerprints[1]
             assert (answers[0] - answers[1]).abs().mean() < CLOSE
             assert not torch.equal(*answers)
+
+
+@pytest.mark.parametrize(("family", "path"), [("qwen2", WIDE), ("qwen2", OWN), ("gpt_neox", WIDE)])
+def test_packed_copies_free_weights_that_only_products_read_and_steps_give_the_same_bits(
+    tiny_model: TinyModel, family: str, path: Path
+) -> None:
+    reference = Reference(tiny_model(family), LowRank())
+    base, step = reference.model.bfloat16(), Step((Term(1, 0.1),), decay=0.1)
+    weights = ResidentWeights(base, reference.space, 1, path)
+    plain = ResidentWeights(
+        base, reference.space, 1, dataclasses.replace(path, products=torch.float32)
+    )
+    assert weights.apply(step) == plain.apply(step)
+    bytes_of = {
+        name: group.weight.untyped_storage().nbytes()
+        for name, group, _ in weights.model.group_members()
+    }
+    kept = {name for name, size in bytes_of.items() if size}
+    assert kept == ({"lm_head.weight"} if family == "qwen2" and path.flat else set(bytes_of))
+    weights.model.unpack(bytes_of)
+    expected = dict(plain.model.module.named_parameters())
+    for name, found in weights.model.module.named_parameters():
+        assert torch.equal(found, expected[name]), name
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3", "experts", "gemma2"])
+def test_the_estimate_counts_packed_copies_where_they_do_not_free_weights(
+    tiny_model: TinyModel, family: str
+) -> None:
+    reference = Reference(tiny_model(family), LowRank())
+    base, space = reference.model.bfloat16(), reference.space
+    weights = ResidentWeights(base, space, 1, WIDE)
+    shared = {p.data_ptr() for p in base.parameters()}
+    own = [p.untyped_storage() for p in weights.model.module.parameters()]
+    kept = {each.data_ptr(): each.nbytes() for each in own if each.data_ptr() not in shared}
+    linear = sum(m.weight.numel() for m in base.modules() if isinstance(m, torch.nn.Linear))
+    told = weight_bytes(base, space, 2, packed=2)[1]
+    assert told == pytest.approx(sum(kept.values()) + 2 * linear, rel=0.08)
