@@ -106,7 +106,7 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
     model, loading = cast("tuple[PreTrainedModel, dict[str, list[str]]]", loaded)
     if missing := sorted(loading["missing_keys"]):  # transformers makes them up at random
         raise ModelError(
-            f"model_name: {model_name!r} lacks weights of its own architecture: {missing[0]} and "
+            f"model_name: {model_name!r} lacks weights of its architecture: {missing[0]} and "
             f"{len(missing) - 1} more"
         )
     _make_quantised(model, {layer: weight.to(device) for layer, weight in quantised.items()})

@@ -132,7 +132,7 @@ def check_not_set(
     """
     set_here = {
         "seed": "seeds=... says which",
-        "log_path": f"every run has a directory of its own in the {command}'s log_path",
+        "log_path": f"every run has its own directory in the {command}'s log_path",
         "behavior_if_log_dir_exists": f"a {command} always goes on with what is recorded",
         **refused,
     }

@@ -11,7 +11,7 @@ lost this is the genome's mean reward minus the population's.
 
 Further objectives, such as staying close to the base, are rewards on problems of their own
 (`Added`): a genome's total score is its score plus weight times its score there, each with the
-baselines of its own problems. A weight of 0 changes no bit.
+baselines of its problems. A weight of 0 changes no bit.
 
 Left out: fitness as a function of anything but rewards (novelty); an Env puts that in its reward.
 """

@@ -129,7 +129,7 @@ class InOrder(Generic[_T]):
     evaluation measures the newest centre, so before one is due nothing begins ahead.
 
     Left out: beginning more than one generation ahead, and two centres on one engine. An engine
-    that waits for a tool of its own block is not free; blocks of other engines do not wait for it.
+    that waits for a tool of the same block is not free; blocks of other engines do not wait for it.
 
     Attributes:
         attempt: attempts one, which may overlap with the next one.

@@ -140,7 +140,7 @@ class Scoring:
         scores_P_G = mean_rewards(batch_P) if found is None else self.objective(found)
         attempted_P = asked.answered_P or batch_P
         metrics = dict(reward_metrics(mean_rewards(attempted_P)))
-        if asked.answered_P:  # No genome has rewards of its own.
+        if asked.answered_P:  # No genome has separate rewards.
             metrics = {"reward/mean": metrics["reward/mean"]}
         if not is_plain or asked.answered_P:
             measured = reward_metrics(scores_P_G)

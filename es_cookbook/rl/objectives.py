@@ -77,7 +77,7 @@ class Outcomes:
         if metric == REWARD:
             return self.rewards_P_G_K
         if metric not in self.metrics:
-            if np.isnan(self.rewards_P_G_K).all():  # Nobody was there to report it.
+            if np.isnan(self.rewards_P_G_K).all():  # No attempt reported it.
                 return self.rewards_P_G_K
             raise ConfigError(
                 f"{option} must be one that the Envs report, found {metric!r}: "

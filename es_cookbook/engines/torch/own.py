@@ -213,7 +213,7 @@ class OwnForward(Forward):
 
 
 def _in_blocks(works: Sequence[Work]) -> tuple[list[Work], int]:
-    """Rows in blocks of one height, each filled up with rows of its own genome; and the height."""
+    """Rows in blocks of one height, each filled up with rows of the same genome; and the height."""
     of_genomes: dict[int, list[Work]] = {}
     for work in works:
         of_genomes.setdefault(work.row, []).append(work)

@@ -245,7 +245,7 @@ class _Check:
         wide = dataclasses.replace(path, wide=True, kept=kept)
         try:
             return wide if self.difference(wide) <= ROUNDED else path
-        except Exception:  # of any kind: what it reads of its own weights has other dtypes then
+        except Exception:  # of any kind: a model that reads its weights finds other dtypes then
             return path
 
     def _of_cohort(self, model: PopulationModel, path: Path, rows: Sequence[int]) -> float:

@@ -5,7 +5,7 @@ Slots come in blocks of `ROWS_PER_BLOCK` that belong to one genome (a row of the
 
 A lane asks of how its batches run no more than `Forward` says.
 
-Tokens are sampled greedily, or with temperature and top-p, each row a function of its own logits
+Tokens are sampled greedily, or with temperature and top-p, each row a function of the row's logits
 and uniform number. The uniform number of a token comes from NumPy's Philox generator keyed by
 (sampling seed, purpose), at the token's index, so that a sampled token depends on neither the batch
 nor the device. Tokens are drawn by inverting the cumulative distribution in vocabulary order:

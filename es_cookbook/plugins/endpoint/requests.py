@@ -282,7 +282,7 @@ def _tools(fields: JsonObject) -> tuple[ToolSchema, ...]:
         if (before := first.setdefault(tool.name, at)) < at:
             raise FieldError(
                 f"tools[{at}]",
-                f"must have a name of its own, and has that of tools[{before}], {tool.name!r:.60}",
+                f"must have a unique name, and has that of tools[{before}], {tool.name!r:.60}",
             )
     return tools
 

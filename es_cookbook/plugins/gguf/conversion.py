@@ -336,7 +336,7 @@ def _with_its_tokens(
 ) -> "PreTrainedTokenizerFast":
     """A tokenizer with the file's special tokens, and with them where texts begin and end.
 
-    transformers adds those of its own classes, behind the last row of the embedding.
+    transformers adds those of its classes, behind the last row of the embedding.
     """
     from tokenizers import Tokenizer, processors
     from transformers import PreTrainedTokenizerFast

@@ -129,7 +129,7 @@ class Session:
                 said = one_line(error.message)[:200]
                 why = self._why or f"{self._server} answered with an error: {said}"
             elif isinstance(error, ValidationError):
-                why = f"{self._server} answered with what is no result of a tool"
+                why = f"{self._server} answered with something other than a tool's result"
             else:
                 raise
             raise EnvError(why) from None
@@ -153,7 +153,7 @@ class Session:
             if isinstance(first, EnvError):
                 why = str(first)
             elif isinstance(first, ValidationError):
-                why = f"{server} answered with what is no list of tools"
+                why = f"{server} answered with something other than a list of tools"
             else:
                 why = one_line(f"{type(first).__name__}: {first}")[:200]
                 why = f"{server} cannot be talked to: {why}"

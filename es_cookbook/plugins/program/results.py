@@ -1,7 +1,7 @@
 """Reads and scores the result of a program.
 
 A result is a JSON object on a line of standard output. It has an `answer` for a reward function, or
-a `reward` of its own, and may have `metrics`. Other lines are ignored.
+a `reward`, and may have `metrics`. Other lines are ignored.
 
 Programs are untrusted: bytes, JSON values, lines that could be a result, and metrics are limited.
 """
@@ -135,8 +135,7 @@ async def graded_result(reward: Reward | RewardFunction | None, result: Result, 
 def _own(result: Result) -> Grade:
     if "reward" not in result:
         raise EnvError(
-            "the result has no `reward` of its own, and dataset.reward is none: "
-            f"{shown(result)[:200]}"
+            f"the result has no `reward`, and dataset.reward is none: {shown(result)[:200]}"
         )
     try:
         grade = Grade(*reward_and_metrics((result["reward"], result.get("metrics", {}))))

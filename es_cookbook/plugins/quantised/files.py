@@ -8,7 +8,7 @@ A format is a `_Layout`: names of tensors, how numbers are packed, and what shar
 - AWQ, as AutoAWQ writes it in its version GEMM: `qweight` (in, out / 8), `scales`, `qzeros`, both
   packed along the outputs, of which 0, 2, 4, 6, 1, 3, 5, 7 are in a word from its lowest bits on.
 - compressed-tensors, as its own compressors write it: `weight_packed`, or `weight` where a number
-  has a byte of its own, `weight_scale`, `weight_zero_point`. Its integers are signed, and have
+  has a separate byte, `weight_scale`, `weight_zero_point`. Its integers are signed, and have
   2^(bits - 1) added where they are packed, along the inputs, and zero points along the outputs.
 
 Elsewhere n = 32 / bits numbers are in a 32-bit word, the first in its lowest bits.

@@ -40,7 +40,7 @@ def run_all(configs: Sequence[Config]) -> None:
     paths = [config.log_path for config in configs]
     for path in paths:
         if paths.count(path) > 1:
-            raise ConfigError(f"every run needs a log_path of its own, found {path} more than once")
+            raise ConfigError(f"every run needs its own log_path, found {path} more than once")
     for number, config in enumerate(configs, start=1):
         complete = is_complete(config)
         done = ", which is complete" if complete else ""

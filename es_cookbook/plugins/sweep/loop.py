@@ -134,7 +134,7 @@ def sweep(settings: SweepSettings, make: Make, space: Space) -> list[Result]:
         config_to_json(run.config)
     log_path = Path(settings.log_path)
     if (log_path / CONFIG).exists():
-        raise ConfigError(f"log_path {log_path} holds a run; a sweep has a directory of its own")
+        raise ConfigError(f"log_path {log_path} holds a run; a sweep needs a new directory")
     try:
         (log_path / OUTPUT).mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -28,7 +28,7 @@ class Conciseness(Reward):
 
     Thoughts and white space around the answer do not count. Metrics: `length` in characters;
     `excess`, of which so many are above the shortest good answer, negative if it is shorter;
-    `correct`, whether a good answer stands in it as words of its own, in any case; `concise`,
+    `correct`, whether a good answer stands in it as separate words, in any case; `concise`,
     whether it is nothing but such an answer.
 
     >>> Conciseness()("It is Paris.", {"answer": "Paris"})[0]

@@ -31,7 +31,7 @@ tokenizer = AutoTokenizer.from_pretrained(base)
 _VLLM = """\
 from vllm import LLM, SamplingParams
 
-if __name__ == "__main__":  # vLLM starts processes of its own.
+if __name__ == "__main__":  # vLLM starts processes.
     greedy = SamplingParams(temperature=0, max_tokens=16)
     # On a CPU, VLLM_CPU_KVCACHE_SPACE says how many GiB it takes beside the model.
     llm = LLM({path}, dtype="{dtype}")  # vLLM's own choice may be another dtype.
@@ -40,7 +40,7 @@ _VLLM_ADAPTER = """\
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 
-if __name__ == "__main__":  # vLLM starts processes of its own.
+if __name__ == "__main__":  # vLLM starts processes.
     greedy = SamplingParams(temperature=0, max_tokens=16)
     lora = LoRARequest("adapter", 1, {path})
     # On a CPU, VLLM_CPU_KVCACHE_SPACE says how many GiB it takes beside the model.

@@ -259,7 +259,7 @@ async def test_calls_under_way_end_with_the_server_and_with_one_that_is_only_slo
         ("print('no module', file=sys.stderr); sys.exit(2)", "ended with exit code 2: no module"),
         ("time.sleep(60)", "did not answer within 0.5 s"),
         ("while True: print('x' * 99_999)", "sent more than 4 MiB"),
-        ("def tools(): return 3", "answered with what is no list of tools"),
+        ("def tools(): return 3", "answered with something other than a list of tools"),
         ("def tools(): return [{'name': 't', 'inputSchema': {'type': 3}}]", "is no list of tools"),
     ],
 )

@@ -194,7 +194,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match=f"cannot make {tmp_path}/sweep/output: File exi"):
         sweep(settings(tmp_path), make, SIGMAS)
     (tmp_path / "sweep" / "config.json").write_text(json.dumps({}))
-    with pytest.raises(ConfigError, match="holds a run; a sweep has a directory of its own"):
+    with pytest.raises(ConfigError, match="holds a run; a sweep needs a new directory"):
         sweep(settings(tmp_path), make, SIGMAS)
 
 

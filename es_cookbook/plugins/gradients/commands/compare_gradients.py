@@ -99,7 +99,7 @@ class CompareGradients:
     )
     seeds: tuple[int, ...] = chz.field(default=(0, 1, 2), doc="seeds of each contestant's runs")
     factors: tuple[float, ...] = chz.field(
-        default=(0.3, 1.0, 3.0), doc="learning rates to try, as multiples of its own; 1 tries none"
+        default=(0.3, 1.0, 3.0), doc="multiples of the default learning rate to try; 1 tries none"
     )
     tuning_seed: int = chz.field(default=1000, doc="seed of the runs that choose the factor")
     at_equal: Literal["rollouts", "seconds"] = chz.field(
