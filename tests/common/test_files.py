@@ -1,11 +1,13 @@
 """A directory is there whole or not at all; only regular files of a stated size are opened."""
 
+import contextlib
 import json
 import os
 import pickle
 import re
 import socket
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,7 +131,7 @@ def test_a_line_that_is_too_long_is_refused_also_in_a_file_of_holes(tmp_path: Pa
 def test_values_are_counted_outside_strings() -> None:
     table = json.dumps({"x": 'a,"b",[{\\' * 1000}).encode()
     check_values(table, 10)
-    assert num_values(table) == 4
+    assert num_values(table, 10) == 4
     # What stands after a quotation mark that is escaped, or not, is told apart.
     for text, found in (
         (rb'["\\",1,2]', 3),
@@ -137,10 +139,24 @@ def test_values_are_counted_outside_strings() -> None:
         (rb'["\"",{},[]]', 8),
         (b'["', 1),
     ):
-        assert num_values(text) == found
+        assert num_values(text, 10) == found
     for text in (b"[" * 11, b"[" + b"1," * 11, b'{"a":' * 3, b'["",[],[],[],[],[]]'):
         with pytest.raises(ValueError, match="it holds more than 10 values"):
             check_values(text, 10)
+    assert num_values(b'""' * 30, 10) == 11
+
+
+def test_values_are_counted_without_copying_the_text() -> None:
+    tracemalloc.start()
+    try:
+        for text in (b"[{}," * 10**6, b'["",' * 10**6, rb'["\"\"' * 10**6, b'"' * 10**6):
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            with contextlib.suppress(ValueError):
+                check_values(text, 10**5)
+            assert tracemalloc.get_traced_memory()[1] - before < 10**5
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ async def stdio(
     async def read() -> None:
         async with heard:
             async for line in lines:
-                if num_values(line) > MOST_VALUES:
+                if num_values(line, MOST_VALUES) > MOST_VALUES:
                     allowance.cut_off(f"sent more than {MOST_VALUES:,} values in a message")
                     process.kill()
                     return
