@@ -10,7 +10,7 @@
   the engine for its tokens.
 - `connections`: 1,600 that send nothing, or a part of a request: how long they stay open, and how
   long the other client waits meanwhile, relative to before.
-- `bodies`: 10,000 requests of both kinds, changed somewhere (`tests/plugins/endpoint`): 500s
+- `bodies`: 10,000 requests of all three kinds, changed somewhere (`tests/plugins/endpoint`): 500s
   and logged errors.
 """
 

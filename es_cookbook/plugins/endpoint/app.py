@@ -32,6 +32,7 @@ from es_cookbook.plugins.endpoint.requests import (
     read_body,
     text_request,
 )
+from es_cookbook.plugins.endpoint.responses import response, response_events, response_request
 from es_cookbook.plugins.endpoint.server import HEAD_SECONDS, serve_at
 from es_cookbook.plugins.endpoint.work import RequestT, Work, in_thread_if_long
 from es_cookbook.rl.messages.reading import FieldError
@@ -87,6 +88,7 @@ def application(endpoint: Endpoint) -> Starlette:
         "/v1/models": ("GET", models),
         "/v1/chat/completions": ("POST", chat),
         "/v1/completions": ("POST", text),
+        "/v1/responses": ("POST", partial(answer, response_request, response, response_events)),
     }
     routes = [
         Route(path, _reporting_errors(handler), methods=[method])
@@ -254,7 +256,7 @@ class _Stream(Response, Generic[RequestT]):
             async for each in self._events(self._work.reply, self._work.asked, until_refused()):
                 yield each
         except RefusedRequest as error:
-            yield event(error.body)
+            yield event({"type": "error", **error.body})
 
 
 async def serve(endpoint: Endpoint, bound: socket.socket, *, until_told: bool = True) -> None:

@@ -200,5 +200,6 @@ def as_text(value: object) -> str:
 
 
 def event(body: Mapping[str, object]) -> bytes:
-    """An event of a stream."""
-    return f"data: {json.dumps(body, separators=(',', ':'))}\n\n".encode()
+    """An event of a stream; one with a type is named by it, as the Responses API expects."""
+    name = f"event: {body['type']}\n" if "type" in body else ""
+    return f"{name}data: {json.dumps(body, separators=(',', ':'))}\n\n".encode()

@@ -120,7 +120,7 @@ class Draw:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A request to `/v1/chat/completions`.
+    """A request to `/v1/chat/completions` or `/v1/responses`.
 
     Attributes:
         tools: the model may call.
@@ -194,6 +194,15 @@ def chat_request(body: Json) -> ChatRequest:
     fields = JsonObject(body)
     messages = read_messages(fields.take("messages", list))
     most = fields.count("max_completion_tokens") or fields.count("max_tokens")
+    return read_chat(fields, messages, most)
+
+
+def read_chat(fields: JsonObject, messages: tuple[Message, ...], most: int | None) -> ChatRequest:
+    """A request with these messages and at most `most` tokens, from the rest of a body.
+
+    Raises:
+        FieldError: As `chat_request`.
+    """
     model = fields.text("model")
     tools = _tools(fields)
     choice = _choice(fields, tools)

@@ -189,7 +189,7 @@ def test_a_prompt_of_tokens_has_those_that_the_tokenizer_knows() -> None:
 
 
 async def test_a_stream_that_fails_says_so_at_its_end() -> None:
-    client, speaker = asked("It is 3, or it is 4.")
+    client, speaker = asked(*["It is 3, or it is 4."] * 2)
     speaker.fails = True
     said: list[str] = []
     with pytest.raises(openai.APIError, match="the engine has failed"):
@@ -198,6 +198,9 @@ async def test_a_stream_that_fails_says_so_at_its_end() -> None:
         ):
             said.append(piece.choices[0].delta.content or "")
     assert "".join(said).startswith("It is 3")
+    with pytest.raises(openai.APIError, match="the engine has failed"):
+        async for _ in await client.responses.create(model="centre", input="1?", stream=True):
+            pass
     with pytest.raises(openai.NotFoundError):  # before it begins, with a status
         await client.chat.completions.create(model="other", messages=QUESTION, stream=True)
 
@@ -431,3 +434,123 @@ async def test_a_wrong_key_model_or_path_and_a_large_body() -> None:
     headers = {"Authorization": f"Bearer {KEY}"}
     reply = await bare.post("http://es/v1/completions", headers=headers, content=b"{")
     assert (reply.status_code, "is no JSON" in reply.json()["error"]["message"]) == (400, True)
+
+
+async def test_the_responses_api_is_answered_as_chats_are() -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    client, speaker = asked(call, "It is 3.", "Too long to")
+    tools: Any = [{"type": "function", **add.schema["function"]}]
+    chat: Any = [{"role": "user", "content": [{"type": "input_text", "text": "1 + 2?"}]}]
+    first = await client.responses.create(
+        model="centre", instructions="Be brief.", input=chat, tools=tools, temperature=0.5
+    )
+    (item,) = first.output
+    assert item.type == "function_call" and (item.name, item.arguments) == (
+        "add",
+        '{"a": 1, "b": 2}',
+    )
+    assert (first.status, first.temperature) == ("completed", 0.5)
+    assert first.usage and first.usage.input_tokens == len(speaker.seen[0].tokens_T)
+    assert "Be brief." in speaker.prompt() and "1 + 2?" in speaker.prompt()
+    chat += [item, {"type": "function_call_output", "call_id": item.call_id, "output": "3"}]
+    second = await client.responses.create(
+        model="centre", instructions="Be brief.", input=chat, tools=tools
+    )
+    assert second.output_text == "It is 3."
+    # The chat goes on from the tokens that were sampled.
+    tokenizer = speaker.translator.tokenizer
+    before_T = speaker.seen[0].tokens_T + tuple(tokenizer.encode(call, add_special_tokens=False))
+    assert speaker.seen[1].tokens_T[: len(before_T)] == before_T
+    cut = await client.responses.create(model="centre", input="Hello", max_output_tokens=2)
+    assert cut.status == "incomplete" and cut.incomplete_details
+    assert cut.incomplete_details.reason == "max_output_tokens"
+
+
+async def test_the_responses_api_streams_items() -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    client, _ = asked(f"Well. {call}")
+    tools: Any = [{"type": "function", **add.schema["function"]}]
+    async with client.responses.stream(model="centre", input="1 + 2?", tools=tools) as stream:
+        kinds = [event.type async for event in stream]
+        whole = await stream.get_final_response()
+    assert [item.type for item in whole.output] == ["message", "function_call"]
+    assert whole.output_text == "Well."
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.completed"
+    assert kinds.count("response.output_text.delta") == 1
+    assert kinds.count("response.function_call_arguments.delta") == 1
+    # As it is sampled, without tools.
+    client, _ = asked("Well, it is 3.")
+    async with client.responses.stream(model="centre", input="1 + 2?") as stream:
+        pieces = [event.type async for event in stream]
+        whole = await stream.get_final_response()
+    assert whole.output_text == "Well, it is 3." and whole.usage
+    assert whole.usage.input_tokens_details.cached_tokens == 7
+    assert pieces.count("response.output_text.delta") > 3
+    assert set(pieces) < set(kinds)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id cannot be kept"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, r"input\[0\].type must be"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "must be text"),
+        (
+            {"input": [{"type": "function_call", "arguments": "{}"}]},
+            r"input\[0\].name must be a string",
+        ),
+        ({"tools": [{"type": "web_search"}]}, r"tools\[0\].type must be function, found 'web_"),
+        ({"text": {"format": {"type": "json_object"}}}, "text cannot be kept"),
+        ({"extra_body": {"mood": "good"}}, "mood is not read here; did you mean 'model'"),
+    ],
+)
+async def test_what_the_responses_api_cannot_keep_is_refused(
+    wrong: dict[str, Any], said: str
+) -> None:
+    client, _ = asked()
+    with pytest.raises(openai.BadRequestError, match=said):
+        await client.responses.create(**{"model": "centre", "input": "Hello", **wrong})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_openais_agents_sdk_works_as_it_comes(stream: bool) -> None:
+    agents: Any = pytest.importorskip("agents", reason="openai-agents is not installed")
+    agents.set_tracing_disabled(True)
+    client, speaker = asked(CALL.replace("}}", ', "b": 2}}'), "It is 3.")
+    agents.set_default_openai_client(client, use_for_tracing=False)
+
+    @agents.function_tool
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    agent = agents.Agent(name="adder", instructions="Be brief.", tools=[add], model="centre")
+    if stream:
+        found = agents.Runner.run_streamed(agent, "1 + 2?")
+        kinds = [event.type async for event in found.stream_events()]
+        assert "raw_response_event" in kinds
+    else:
+        found = await agents.Runner.run(agent, "1 + 2?")
+    assert found.final_output == "It is 3."
+    assert "Be brief." in speaker.prompt() and "\n3\n" in speaker.prompt()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_pydantic_ai_asks_for_responses(stream: bool) -> None:
+    pydantic_ai: Any = pytest.importorskip("pydantic_ai")
+    models: Any = pytest.importorskip("pydantic_ai.models.openai")
+    providers: Any = pytest.importorskip("pydantic_ai.providers.openai")
+    client, speaker = asked(CALL.replace("}}", ', "b": 2}}'), "It is 3.")
+    provider = providers.OpenAIProvider(openai_client=client)
+    agent = pydantic_ai.Agent(models.OpenAIResponsesModel("centre", provider=provider))
+
+    @agent.tool_plain
+    def add(a: int, b: int) -> int:  # pyright: ignore[reportUnusedFunction]
+        return a + b
+
+    if stream:
+        async with agent.run_stream("1 + 2?") as found:
+            assert [text async for text in found.stream_text(delta=True)] == ["It is 3."]
+    else:
+        assert (await agent.run("1 + 2?")).output == "It is 3."
+    assert "\n3\n" in speaker.prompt()

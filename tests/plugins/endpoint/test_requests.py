@@ -86,9 +86,35 @@ TEXT: Any = {
     "suffix": "",
     "user": "me",
 }
+ITEMS: Any = {
+    "model": "centre",
+    "instructions": "Be brief.",
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "1 + 2?"}]},
+        {
+            "type": "message",
+            "id": "m1",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "I add.", "annotations": []}],
+        },
+        {"type": "function_call", "id": "f1", "call_id": "c1", "name": "add", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "3"},
+        {"role": "user", "content": "And?"},
+    ],
+    "tools": [{"type": "function", **each} for each in FUNCTIONS],
+    "tool_choice": {"type": "function", "name": "add"},
+    "temperature": 0.5,
+    "max_output_tokens": 9,
+    "text": {"format": {"type": "text"}},
+    "include": [],
+    "truncation": "disabled",
+    "store": False,
+}
 BODIES: Mapping[str, Any] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": TEXT,
+    "/v1/responses": ITEMS,
 }
 IDLE = {"user", "metadata", "store", "id", "status", "annotations"}
 """Fields that say nothing to a model."""
@@ -289,6 +315,11 @@ HARMLESS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "nothing of a text": ("completions", {}, {"suffix": None, "best_of": None, "logit_bias": {}}),
+    "nothing of a response": (
+        "responses",
+        {},
+        {"reasoning": {"effort": None, "summary": None}, "text": {}, "include": []},
+    ),
 }
 
 
@@ -299,6 +330,7 @@ async def test_what_changes_no_answer_is_accepted(what: str) -> None:
     asked: dict[str, Any] = {
         "chat/completions": {"messages": [{"role": "user", "content": "Hi."}]},
         "completions": {"prompt": "Hi."},
+        "responses": {"input": "Hi."},
     }[path]
     speaker = Brief()
     client, said = served(speaker), list[str]()

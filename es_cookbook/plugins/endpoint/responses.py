@@ -1,0 +1,213 @@
+"""OpenAI's Responses API: its requests as those of chats, and a chat's answer in its form.
+
+Nothing is kept on the server, so `previous_response_id`, `conversation` and `prompt` are refused: a
+program sends the whole input, which continues from its tokens as a chat does.
+"""
+
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, cast
+
+from es_cookbook.plugins.endpoint.replies import Piece, Reply, event
+from es_cookbook.plugins.endpoint.requests import ChatRequest, Json, read_chat
+from es_cookbook.plugins.endpoint.translator import Answer
+from es_cookbook.rl.messages.message import Message
+from es_cookbook.rl.messages.reading import (
+    FieldError,
+    JsonObject,
+    Said,
+    in_order,
+    read_content,
+    read_message,
+)
+
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "background": (False,),
+    "context_management": (),
+    "conversation": (),
+    "include": ([],),
+    "logprobs": (False,),
+    "max_tool_calls": (),
+    "moderation": (),
+    "n": (1,),
+    "previous_response_id": (),
+    "prompt": (),
+    "prompt_cache_options": (),
+    "reasoning": (),
+    "text": ({"format": {"type": "text"}},),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+
+
+def response_request(body: Json) -> ChatRequest:
+    """Read the body of `/v1/responses`.
+
+    Raises:
+        FieldError: A field is invalid or not supported.
+    """
+    fields = JsonObject(body)
+    found = fields.take("input", (str, list))
+    said = [Said(Message("user", found))] if isinstance(found, str) else _said(found)
+    if instructions := fields.text("instructions", ""):
+        said.insert(0, Said(Message("system", instructions)))
+    fields.unless_neutral(_NEUTRAL)
+    return read_chat(fields, in_order(said, "input"), fields.count("max_output_tokens"))
+
+
+def _said(found: Sequence[object]) -> list[Said]:
+    """Items as messages; calls belong to the assistant's message before them."""
+    said: list[Said] = []
+    for at, each in enumerate(found):
+        item = JsonObject(each, f"input[{at}]")
+        kind = item.text("type", "message")
+        item.idle("id", "status")
+        if kind == "message":
+            said.append(read_message(item))
+        elif kind == "function_call":
+            if not said or said[-1].message.role != "assistant":
+                said.append(Said(Message("assistant", "")))
+            said[-1].call(item, "call_id")
+        elif kind == "function_call_output":
+            message, call_id = Message("tool", read_content(item, "output")), item.text("call_id")
+            item.only()
+            said.append(Said(message, answers=call_id, where=item.at("call_id")))
+        else:
+            raise FieldError(
+                item.at("type"), "must be message, function_call or function_call_output"
+            )
+    return said
+
+
+def response(reply: Reply, asked: ChatRequest) -> dict[str, object]:
+    """`response`, with the whole answer."""
+    usage, answer = reply.usage, reply.answers[0]
+    is_cut = answer.finish == "length"
+    return {
+        **_begun(reply, asked),
+        "status": "incomplete" if is_cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "output": _items(reply),
+        "usage": {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": reply.cached or 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage["total_tokens"],
+        },
+    }
+
+
+async def response_events(
+    reply: Reply, asked: ChatRequest, pieces: AsyncIterator[Piece]
+) -> AsyncIterator[bytes]:
+    """Events of a stream: each item begins, is written, and ends."""
+    number = itertools.count()
+
+    def said(kind: str, **more: object) -> bytes:
+        return event({"type": f"response.{kind}", "sequence_number": next(number), **more})
+
+    def begins(at: int, item: Json, **empty: object) -> bytes:
+        begun = {**item, **empty, "status": "in_progress"}
+        return said("output_item.added", output_index=at, item=begun)
+
+    def part_begins(place: Json, part: Json) -> bytes:
+        return said("content_part.added", **place, part={**part, "text": "", "logprobs": []})
+
+    begun = {**_begun(reply, asked), "status": "in_progress", "output": []}
+    yield said("created", response=begun)
+    yield said("in_progress", response=begun)
+    message, sent = _message(reply, ""), 0
+    (part,) = message["content"]
+    place = {"item_id": message["id"], "output_index": 0, "content_index": 0}
+    async for _, piece in pieces:
+        if isinstance(piece, Answer):
+            continue
+        if not sent:
+            yield begins(0, message, content=[])
+            yield part_begins(place, part)
+        sent += len(piece)
+        yield said("output_text.delta", **place, delta=piece, logprobs=[])
+    for at, item in enumerate(_items(reply)):
+        if item["type"] == "function_call":
+            place = {"item_id": item["id"], "output_index": at}
+            arguments = item["arguments"]
+            yield begins(at, item, arguments="")
+            yield said("function_call_arguments.delta", **place, delta=arguments)
+            yield said(
+                "function_call_arguments.done", **place, arguments=arguments, name=item["name"]
+            )
+        else:
+            (part,) = item["content"]
+            if not sent:
+                yield begins(at, item, content=[])
+                yield part_begins(place, part)
+            if rest := part["text"][sent:]:
+                yield said("output_text.delta", **place, delta=rest, logprobs=[])
+            yield said("output_text.done", **place, text=part["text"], logprobs=[])
+            yield said("content_part.done", **place, part=part)
+        yield said("output_item.done", output_index=at, item=item)
+    whole = response(reply, asked)
+    yield said(str(whole["status"]), response=whole)
+
+
+def _begun(reply: Reply, asked: ChatRequest) -> dict[str, object]:
+    draw = asked.draw
+    choice = asked.choice
+    return {
+        "id": f"resp_{reply.digest}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": reply.model,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "max_output_tokens": draw.max_tokens,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "temperature": draw.temperature,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": (
+            {"type": "function", "name": json.loads(choice)} if choice.startswith('"') else choice
+        ),
+        "tools": [
+            {"type": "function", "strict": False, **cast(Json, tool.schema["function"])}
+            for tool in asked.tools
+        ],
+        "top_p": draw.top_p,
+        "truncation": "disabled",
+    }
+
+
+def _message(reply: Reply, text: str) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {
+        "type": "message",
+        "id": f"msg_{reply.digest}",
+        "role": "assistant",
+        "status": "completed",
+        "content": [part],
+    }
+
+
+def _items(reply: Reply) -> list[dict[str, Any]]:
+    """The message, unless there are only calls, and the calls of functions."""
+    message = cast("dict[str, Any]", reply.message(0))
+    items: list[dict[str, Any]] = []
+    calls = message.get("tool_calls", [])
+    if message["content"] or not calls:
+        items.append(_message(reply, message["content"] or ""))
+    for call in calls:
+        items.append(
+            {
+                "type": "function_call",
+                "id": call["id"].replace("call_", "fc_"),
+                "call_id": call["id"],
+                "status": "completed",
+                **call["function"],
+            }
+        )
+    return items
