@@ -23,7 +23,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_literals, check_range
-from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.errors import ConfigError, DataError, nearest
 from es_cookbook.common.terminal import one_line, plural, say
 from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_count
 from es_cookbook.rl.data.rows import Row, SkippedRows, check_template, filled, with_whole_numbers
@@ -118,6 +118,11 @@ class RowDatasetBuilder(RLDatasetBuilder):
         """Equal for rows that are to be in one split, where `split_by` does not say: all of it."""
         return _all_of(row)
 
+    @property
+    def prompt_fields(self) -> Sequence[str]:
+        """Fields that the option `prompt` names; by default there is no such option."""
+        return ()
+
     def check_fields(self, row: Row) -> None:
         """Refuse, before a model is loaded, a row with which `problem` cannot do anything.
 
@@ -133,9 +138,22 @@ class RowDatasetBuilder(RLDatasetBuilder):
         train, test = self._splits()
         if not test and self.num_test != 0:
             self._tell_none_held_out()
-        for keyed in [*train, *test] if self.on_bad_row == "refuse" else []:
-            self.check_fields(keyed.row)
+        rows = [keyed.row for keyed in [*train, *test]]
+        self._check_prompt(rows)
+        for row in rows if self.on_bad_row == "refuse" else []:
+            self.check_fields(row)
         check_count(len(train), self.problems_per_generation)
+
+    def _check_prompt(self, rows: Sequence[Row]) -> None:
+        """Refuse a prompt with a field that no row has: then it is the prompt that is wrong."""
+        had = {name for row in rows for name, value in row.fields.items() if value is not None}
+        for name in self.prompt_fields:
+            if name not in had:
+                who = f"all {len(rows):,} rows lack" if len(rows) > 1 else "the row lacks"
+                raise DataError(
+                    f"{self.source}: {who} {name!r}, which dataset.prompt names; "
+                    f"{nearest(name, had)}"
+                )
 
     def _tell_none_held_out(self) -> None:
         if self.test_source is not None:

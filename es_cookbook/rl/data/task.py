@@ -87,6 +87,11 @@ class ScoredRows(RowDatasetBuilder):
         check_template(self.gold or "", "gold")
         check_arity(self.reward)
 
+    @property
+    @override
+    def prompt_fields(self) -> Sequence[str]:
+        return fields_of(self.prompt)
+
     @override
     def check_fields(self, row: Row) -> None:
         try:

@@ -1,8 +1,8 @@
 """Rows that cannot be used are refused before a model is loaded, whichever way they come in.
 
 The ways are generated: every data set that a command line knows by name and that reads rows, alone
-and as a part of a mixture, a judged task, and the rows that regularisers add.
-No tokenizer is there, so nothing here can have waited for a model.
+and as a part of a mixture, a judged task, the rows of supervised training, and those that
+regularisers add. No tokenizer is there, so nothing here can have waited for a model.
 """
 
 import json
@@ -17,6 +17,7 @@ from es_cookbook.cli.train import built_for
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.fields import OptionError
 from es_cookbook.common.terminal import as_program
+from es_cookbook.plugins.gradients.supervised import SupervisedRows
 from es_cookbook.plugins.judges.task import JudgedTask
 from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.plugins.regularisers.preference import PreferencePairs
@@ -64,6 +65,7 @@ def ways() -> Iterator[tuple[str, Callable[[str], Checked]]]:
         yield name, named(name)
     yield "mixture", in_a_mixture
     yield "judged", lambda source: JudgedTask(source=source)
+    yield "supervised", lambda source: SupervisedRows(source=source)
     yield "kl", lambda source: KLToBase(weight=1.0, source=source)
     yield "preference", lambda source: PreferencePairs(weight=1.0, source=source)
 
@@ -121,8 +123,10 @@ def refused(task: Task) -> str:
 
 
 def test_a_field_of_the_prompt_that_rows_lack_is_named(tmp_path: Path) -> None:
-    said = "line 1: field 'questoin' is missing; did you mean 'question'?"
-    assert said in refused(task(tmp_path, asked(300), prompt="{questoin}"))
+    assert refused(task(tmp_path, asked(300), prompt="{questoin}")) == (
+        "rows.jsonl: all 300 rows lack 'questoin', which dataset.prompt names; did you mean "
+        "'question'? Accepted: answer, question"
+    )
     rows = [*asked(300), {"question": None, "answer": 2}]
     assert "line 301: field 'question' is missing" in refused(task(tmp_path, rows))
     task(tmp_path, rows, on_bad_row="skip").check()
