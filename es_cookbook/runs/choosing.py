@@ -8,7 +8,8 @@ The rollouts that fit are divided. Many generations of few rollouts learn more f
 than few generations of many, up to a point: on the chat model's tasks 15 to 30 generations were the
 best division of 1,920 rollouts (docs/lab_notes.md). So the number of generations grows like the
 root of the number of rollouts, and a generation has about twice as many genomes as problems, a
-power of two. An answer gets room for the centre's own answers and for the gold answers.
+power of two. An answer gets room for the centre's own answers and for the gold answers. If answers
+go on after a first line that is an answer, and all gold answers have one line, they end there.
 
 Left out: answers that get shorter or longer while the model learns, so a run may take less time
 than planned, or more.
@@ -33,6 +34,7 @@ from es_cookbook.common.terminal import one_line, plural, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import AUTO, Auto, number
 from es_cookbook.population.centre_answers import (
+    Answer,
     CentreAnswers,
     Look,
     Pace,
@@ -40,6 +42,7 @@ from es_cookbook.population.centre_answers import (
     measured_pace,
 )
 from es_cookbook.population.step_sizes import SECONDS, FoundSigma, find_sigma, options_of
+from es_cookbook.rl.rollouts import runs_on
 from es_cookbook.rl.types import Datasets, EnvGroupBuilder, RLDataset
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.directory import Recorded
@@ -180,10 +183,14 @@ def sized(config: Config, look: Look, counts: tuple[int, int], seconds: float) -
     """
     free = frozenset(path for path in config.size if has(config, path))
     chosen: dict[str, object] = {}
-    if "sampling.max_tokens" in free and (room := _room(look, config.sampling.max_tokens)):
-        chosen["sampling.max_tokens"] = room
+    if "sampling.stop" in free and config.sampling.stop is None and goes_on(look.answers):
+        chosen["sampling.stop"] = ("\n",)
         config = with_options(config, chosen)
-    length = float(np.mean([min(length, config.sampling.max_tokens) for length in _lengths(look)]))
+    lengths, most = _lengths(look, config.sampling.stop or ()), config.sampling.max_tokens
+    if "sampling.max_tokens" in free and (room := _room(look, lengths, most)):
+        chosen["sampling.max_tokens"] = most = room
+        config = with_options(config, chosen)
+    length = float(np.mean([min(length, most) for length in lengths]))
     rollout = _seconds_of(look, length)
     num_train, num_test = counts
     if "dataset.num_test" in free and num_test:
@@ -220,15 +227,23 @@ def _seconds_of(look: Look, length: float) -> float:
     return _OF_GENOME * turns * max(seconds, 1e-6)
 
 
-def _lengths(look: Look) -> list[float]:
-    """Tokens of the answers; infinite for those that did not end."""
-    return [each.num_tokens if each.ending == "stop" else math.inf for each in look.answers]
+def _lengths(look: Look, stop: Sequence[str]) -> list[float]:
+    """Tokens of the answers with these ends; infinite for those that did not end."""
+    return [_length(answer, stop) for answer in look.answers]
 
 
-def _room(look: Look, most: int) -> int | None:
+def _length(answer: Answer, stop: Sequence[str]) -> float:
+    for text in stop:
+        before, found, _ = answer.text.partition(text)
+        if found:
+            return 1 + answer.num_tokens * len(before) / len(answer.text)
+    return answer.num_tokens if answer.ending == "stop" else math.inf
+
+
+def _room(look: Look, lengths: Sequence[float], most: int) -> int | None:
     """Tokens that an answer needs; None if unknown, or if it is not less than `most`."""
     gold = max(answer.gold_tokens for answer in look.answers)
-    ended = [length for length in _lengths(look) if length < math.inf]
+    ended = [length for length in lengths if length < math.inf]
     if 2 * len(ended) >= len(look.answers):
         needed = max(float(np.quantile(ended, 0.95)), gold)
     elif gold and all(answer.ending == "length" for answer in look.answers):
@@ -237,6 +252,14 @@ def _room(look: Look, most: int) -> int | None:
         return None
     room = 8 * math.ceil((_ROOM * needed + _MORE_TOKENS) / 8)
     return room if room < most else None
+
+
+def goes_on(answers: Sequence[Answer]) -> bool:
+    """Whether answers do not end, but go on after a first line that is an answer."""
+    cut = [answer for answer in answers if answer.ending != "stop"]
+    are_lines = all(answer.gold and "\n" not in answer.gold.strip() for answer in answers)
+    num_on = sum(runs_on(answer.text, answer.gold) for answer in cut)
+    return are_lines and 2 * num_on >= len(answers)
 
 
 def _shape(

@@ -57,7 +57,7 @@ MAY_DIFFER = (
 
 SIZES = (
     *("optimizer.population_size", "dataset.problems_per_generation", "dataset.num_test"),
-    *("sampling.max_tokens", "num_generations", "eval_every"),
+    *("sampling.max_tokens", "sampling.stop", "num_generations", "eval_every"),
 )
 """Options whose values a run may choose, to fit into `minutes`."""
 

@@ -11,9 +11,11 @@ from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.population.centre_answers import Answer, Look, Pace
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.matching import Exact
+from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.choosing import (
     Sizes,
     as_recorded,
+    goes_on,
     has,
     rollouts_of,
     sized,
@@ -92,6 +94,21 @@ def test_answers_have_room_for_those_of_the_centre_and_for_the_gold_answers() ->
     assert room(*[answer(20, "clock")] * 16) is None
     assert room(*[answer(250)] * 16) is None
     assert room(*[answer(256, "length", gold=None, gold_tokens=0)] * 16) is None
+
+
+def test_answers_that_go_on_after_their_line_end_with_it() -> None:
+    given = config(sampling=SamplingParams(stop=None))
+    on = answer(256, "length", text=" 12\nQ: 3 + 4\nA: 7\nQ: 5", gold="12")
+    assert goes_on([on] * 9 + [answer()] * 7)
+    assert not goes_on([on] * 7 + [answer()] * 9)
+    assert not goes_on([answer(256, "length", text=on.text, gold="1\n2")] * 16)
+    found = sized(given, look(*[on] * 16), (100, 0), 600.0)
+    assert found.chosen["sampling.stop"] == ("\n",)
+    # 3 of 22 characters are in the line: 1 + 256 · 3/22 tokens.
+    assert found.length == pytest.approx(1 + 256 * 3 / len(on.text), abs=1)
+    # An end that was given is left alone.
+    other = config(sampling=SamplingParams(stop=("###",)))
+    assert "sampling.stop" not in sized(other, look(*[on] * 16), (100, 0), 600.0).chosen
 
 
 def test_the_choice_can_be_pasted_into_a_shell() -> None:

@@ -2,7 +2,7 @@
 
 Only what the model should write has a loss: a completion and the end of sequence, or the
 assistant's turns of a chat and the token that ends each. Tokens are put together as in a rollout:
-prompt and answer are encoded separately and chats turn by turn (`rl.messages.renderer`), so that
+prompt and answer are encoded separately and chats turn by turn (`rl.messages.chat`), so that
 the model learns the form in which it will be prompted.
 """
 

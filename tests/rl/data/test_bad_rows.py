@@ -1,8 +1,8 @@
 """Rows that cannot be used are refused before a model is loaded, whichever way they come in.
 
 The ways are generated: every data set that a command line knows by name and that reads rows, alone
-and as a part of a mixture, a judged task, the rows of supervised training, and those that
-regularisers add. No tokenizer is there, so nothing here can have waited for a model.
+and as a part of a mixture, a judged task, and the rows that regularisers add. No tokenizer is
+there, so nothing here can have waited for a model.
 """
 
 import json
@@ -17,7 +17,6 @@ from es_cookbook.cli.train import built_for
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.fields import OptionError
 from es_cookbook.common.terminal import as_program
-from es_cookbook.plugins.gradients.supervised import SupervisedRows
 from es_cookbook.plugins.judges.task import JudgedTask
 from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.plugins.regularisers.preference import PreferencePairs
@@ -65,7 +64,6 @@ def ways() -> Iterator[tuple[str, Callable[[str], Checked]]]:
         yield name, named(name)
     yield "mixture", in_a_mixture
     yield "judged", lambda source: JudgedTask(source=source)
-    yield "supervised", lambda source: SupervisedRows(source=source)
     yield "kl", lambda source: KLToBase(weight=1.0, source=source)
     yield "preference", lambda source: PreferencePairs(weight=1.0, source=source)
 
