@@ -190,13 +190,16 @@ class WarmUp(Schedule):
         return warmup(generation, self.over) * self.then(generation, num_generations)
 
 
-def check_temperatures(schedule: Schedule, temperature: float, num_generations: int) -> None:
+def check_temperatures(
+    schedule: Schedule, temperature: float, num_generations: int, least: float = LEAST
+) -> None:
     """Check that no generation becomes greedy by a schedule of `sampling.temperature`.
 
     Args:
         schedule: the factor on the temperature.
         temperature: `sampling.temperature`.
         num_generations: the length of the run.
+        least: the lowest temperature above 0 that the engine samples at.
 
     Raises:
         ConfigError: The temperature is 0, or is too low or high in some generation.
@@ -210,10 +213,10 @@ def check_temperatures(schedule: Schedule, temperature: float, num_generations: 
         )
     for generation in range(num_generations):
         found = temperature * schedule(generation, num_generations)
-        if not LEAST <= found <= MOST:
+        if not max(LEAST, least) <= found <= MOST:
             raise ConfigError(
                 "temperature_schedule must stay above 0 (which would be greedy), from "
-                f"{LEAST:g} to {MOST:g}, found {found:g} in generation {generation}"
+                f"{max(LEAST, least):g} to {MOST:g}, found {found:g} in generation {generation}"
             )
 
 

@@ -275,6 +275,11 @@ class EngineBuilder(ABC):
         names = (name for name, target in ENGINE_NAMES.items() if target == own)
         return next(names, type(self).__name__)
 
+    @property
+    def least_temperature(self) -> float:
+        """The lowest temperature above 0 that the engine samples at."""
+        return 0.0
+
     def check(self, model_name: str) -> None:
         """Check that the model exists before torch is imported; fetch it from the Hub.
 

@@ -124,6 +124,16 @@ class RunConfig(ABC):
         check_range(self, "max_failed_fraction", at_least=0, at_most=1)
         check_range(self, "rollout_timeout", "turn_timeout", above=0)
         check_evaluation(self.eval_attempts, self.eval_temperature)
+        least = self.engine.least_temperature
+        for name, found in (
+            ("sampling.temperature", self.sampling.temperature),
+            ("eval_temperature", self.eval_temperature),
+        ):
+            if 0 < found < least:
+                raise ConfigError(
+                    f"{name}={found:g}: engine={self.engine.name} samples at 0 (greedy), or from "
+                    f"{least:g} on"
+                )
 
     @classmethod
     def whole_options(cls, given: Mapping[str, str]) -> dict[str, str]:
@@ -261,6 +271,7 @@ class Config(RunConfig):
             self.temperature_schedule,
             self.sampling.temperature,
             self.num_generations,
+            self.engine.least_temperature,
         )
         self._check_pairs()
         check_goes_with(

@@ -326,6 +326,8 @@ def test_what_cannot_be_served_is_refused_and_the_rest_goes_on(low_rank: Running
         low_rank.sample([request(0, (5,) * CONTEXT)])
     with pytest.raises(RequestError, match=r"vLLM refuses a request: temperature .* got 3\.0"):
         low_rank.sample([request(0, (5,), temperature=3.0)])
+    with pytest.raises(RequestError, match=r"temperature 0 .*, or from 0\.01 on, found 0\.005"):
+        low_rank.sample([request(0, (5,), temperature=0.005)])
     assert low_rank.sample([request(0, (5,), max_tokens=1)])
 
 

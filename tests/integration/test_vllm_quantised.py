@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, Target
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
+from es_cookbook.engines.vllm.engine import VLLMEngineBuilder, has_quantised_product
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.plugins.quantised.compression import write_rounded
@@ -24,8 +25,7 @@ pytestmark = [
 ]
 
 needs_product = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() != "AVX512",
-    reason="vLLM multiplies quantised weights with AVX-512 only",
+    not has_quantised_product(), reason="vLLM multiplies quantised weights with AVX-512 only"
 )
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 MADE = {
@@ -50,6 +50,19 @@ async def answers(builder: EngineBuilder, path: Path) -> tuple[int, torch.Tensor
         return fingerprint, torch.tensor(await asyncio.gather(*map(engine.logprobs, requests)))
     finally:
         await engine.close()
+
+
+async def test_a_processor_without_the_product_is_refused_before_vllm_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    model = make_vllm_model("qwen2", tmp_path / "model")
+    quantise(model, tmp_path / "quantised", tmp_path / "dequantised", How("gptq", group=32))
+    with pytest.raises(ConfigError, match="only with AVX-512, which this one does not have"):
+        await VLLMEngineBuilder()(
+            model_name=str(tmp_path / "quantised"), search_space=Adapter(rank=4)
+        )
 
 
 @needs_product

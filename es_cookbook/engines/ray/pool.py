@@ -114,6 +114,11 @@ class RayPoolBuilder(EngineBuilder):
         default=1800.0, doc="seconds for the cluster's room, for building and for restoring"
     )
 
+    @property
+    @override
+    def least_temperature(self) -> float:
+        return self.engine.least_temperature
+
     @chz.validate
     def _ranges(self) -> None:
         check_range(self, "num_engines", "num_cpus", above=0, prefix="engine.")

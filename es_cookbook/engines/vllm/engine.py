@@ -5,6 +5,7 @@ A script that builds this engine needs `if __name__ == "__main__":`, as any that
 
 import asyncio
 import os
+import platform
 import sys
 import warnings
 from collections.abc import Generator, Mapping
@@ -21,7 +22,7 @@ from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.terminal import GIB, say
 from es_cookbook.common.trust import needs_trust
 from es_cookbook.engines.base import EngineTraits, ModelEngineBuilder
-from es_cookbook.engines.vllm.output import Output
+from es_cookbook.engines.vllm.output import LEAST_TEMPERATURE, Output
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -96,6 +97,11 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         counts = ("max_model_len", "max_genomes", "terms_per_genome", "tensor_parallel_size")
         check_range(self, *counts, "kv_cache_gib", above=0, prefix="engine.")
         check_range(self, "gpu_memory_utilization", above=0, at_most=1, prefix="engine.")
+
+    @property
+    @override
+    def least_temperature(self) -> float:
+        return LEAST_TEMPERATURE
 
     @override
     async def __call__(
@@ -195,6 +201,12 @@ class VLLMEngineBuilder(ModelEngineBuilder):
                 raise ConfigError(_MISSING) from None
             raise ConfigError(f"engine=vllm: vLLM cannot be imported here: {error}") from error
         on_cpu = current_platform.is_cpu()
+        if on_cpu and is_quantised(model_name) and not has_quantised_product():
+            raise ConfigError(
+                f"model_name={model_name}: on x86 processors vLLM multiplies quantised weights "
+                "only with AVX-512, which this one does not have; use engine=torch, or a "
+                "checkpoint that is not quantised"
+            )
         if on_cpu and self.dtype == "auto" and not is_quantised(model_name):
             dtype = faster_on_cpu(dtype)
         kv_cache_gib, share = self._memory(model, space, slots, dtype, on_cpu=on_cpu)
@@ -310,6 +322,17 @@ def faster_on_cpu(dtype: str) -> str:
     if dtype not in ("bfloat16", "float16"):
         return dtype
     return dtype_name(products_of(getattr(torch, dtype), torch.device("cpu")))
+
+
+def has_quantised_product() -> bool:
+    """Whether vLLM's CPU build can multiply quantised weights on this processor.
+
+    If not, its process ends during the first forward pass.
+    """
+    import torch
+
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return not is_x86 or torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 @contextmanager

@@ -61,7 +61,7 @@ from es_cookbook.engines.base import (
     check_logprobs,
     check_sample,
 )
-from es_cookbook.engines.vllm.output import Output, informative_line
+from es_cookbook.engines.vllm.output import LEAST_TEMPERATURE, Output, informative_line
 from es_cookbook.engines.vocabulary import Vocabulary
 from es_cookbook.engines.wire import encode_genomes, encode_step
 from es_cookbook.evolution.centre import Centre
@@ -160,6 +160,11 @@ class VLLMEngine(Engine):
     async def sample(self, request: SampleRequest) -> Action:
         limit = check_sample(request, *self._limits)
         observation, params = request.observation, request.params
+        if 0 < params.temperature < LEAST_TEMPERATURE:
+            raise RequestError(
+                f"vLLM samples at temperature 0 (greedy), or from {LEAST_TEMPERATURE:g} on, found "
+                f"{params.temperature:g}"
+            )
         # Generators on the CPU see a seed's low 32 bits alone; the high ones are mixed into them.
         seed = request.seed ^ request.seed >> 32 if params.temperature > 0 else None
         stop = request.stop, observation.stop_token_ids

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 
 from es_cookbook.common.errors import EngineError
 
+LEAST_TEMPERATURE = 0.01
+"""vLLM raises lower temperatures to it, except for 0."""
 _LEVEL = "VLLM_LOGGING_LEVEL"
 _LONGEST_LINE = 500
 _MOST_LINES = 400

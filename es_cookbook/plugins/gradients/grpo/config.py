@@ -64,6 +64,7 @@ class Config(GradientConfig):
             self.temperature_schedule,
             self.sampling.temperature,
             self.num_generations,
+            self.engine.least_temperature,
         )
 
     @override
