@@ -21,9 +21,9 @@ class How:
     """How to quantise.
 
     Attributes:
-        format: gptq, gptq_v2, awq, or compressed-tensors' pack-quantized.
+        format: gptq, gptq_v2, awq, fp8, or compressed-tensors' pack-quantized.
         bits: 2, 4 or 8.
-        group: inputs that share a scale.
+        group: inputs that share a scale; for fp8 the side of a block, 0 for one scale.
         symmetric: zero points all in the middle.
         dtype: of the model, and of the scales.
         shuffled: inputs belong to groups in no order, as GPTQ's `desc_act` has it.
@@ -87,8 +87,15 @@ class ByLibrary:
 
         scheme = self.scheme()
         strategy, size = scheme.weights.strategy, scheme.weights.group_size
-        groups = weight.unflatten(1, (-1, weight.shape[1] if strategy == "channel" else size))
-        low, high = groups.amin(2), groups.amax(2)
+        if strategy == "tensor":
+            low, high = weight.amin().view(1), weight.amax().view(1)
+        elif strategy == "block":
+            rows, columns = scheme.weights.block_structure
+            blocks = weight.unflatten(0, (-1, rows)).unflatten(2, (-1, columns))
+            low, high = blocks.amin((1, 3)), blocks.amax((1, 3))
+        else:
+            groups = weight.unflatten(1, (-1, weight.shape[1] if strategy == "channel" else size))
+            low, high = groups.amin(2), groups.amax(2)
         scales, zeros = calculate_qparams(low, high, scheme.weights)
         state = {
             "weight": weight,
@@ -148,6 +155,14 @@ def settings(how: How | ByLibrary) -> dict[str, object]:
             "zero_point": True,
             "modules_to_not_convert": None,
         }
+    if how.format == "fp8":
+        block = [how.group, how.group]
+        return {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic" if how.group else "static",
+            **({"weight_block_size": block} if how.group else {}),
+        }
     weights = {
         "num_bits": how.bits,
         "type": "int",
@@ -170,6 +185,8 @@ def quantise_weight(
     """One weight (out, in): its tensors by suffix, and the weight that they stand for."""
     if isinstance(how, ByLibrary):
         return how.quantise(weight)
+    if how.format == "fp8":
+        return _as_fp8(weight, how)
     outputs, inputs = weight.shape
     group_of_input = torch.arange(inputs) // how.group
     if how.shuffled:
@@ -224,3 +241,21 @@ def _awq_order(numbers: torch.Tensor) -> torch.Tensor:
     """Columns as AutoAWQ packs them: of eight first the even ones, then the odd ones."""
     eights = numbers.unflatten(1, (-1, 8))
     return torch.cat([eights[..., ::2], eights[..., 1::2]], -1).flatten(1)
+
+
+def _as_fp8(weight: torch.Tensor, how: How) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Blocks with a scale each, dequantised by transformers, or one scale and activations'."""
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    if not how.group:
+        scale = weight.abs().max() / 448
+        codes = (weight / scale).to(torch.float8_e4m3fn)
+        stored = {"weight": codes, "weight_scale": scale, "input_scale": torch.tensor(0.02)}
+        return stored, (codes.float() * scale).to(how.dtype)
+    blocks = weight.unflatten(0, (-1, how.group)).unflatten(2, (-1, how.group))
+    scales = blocks.abs().amax((1, 3)) / 448
+    codes = (blocks / scales[:, None, :, None]).flatten(2).flatten(0, 1).to(torch.float8_e4m3fn)
+    stored: dict[str, Any] = {"weight$": codes, "weight_scale_inv": scales}
+    numbers: Any = Fp8Dequantize(None).convert(stored)["weight"]
+    assert numbers.dtype == torch.float32
+    return {"weight": codes, "weight_scale_inv": scales}, numbers.to(how.dtype)

@@ -10,10 +10,13 @@ A format is a `_Layout`: names of tensors, how numbers are packed, and what shar
 - compressed-tensors, as its own compressors write it: `weight_packed`, or `weight` where a number
   has a separate byte, `weight_scale`, `weight_zero_point`. Its integers are signed, and have
   2^(bits - 1) added where they are packed, along the inputs, and zero points along the outputs.
+- fp8, as transformers and vLLM read it: `weight` in float8_e4m3fn, with `weight_scale_inv` by block
+  (a factor like the others, despite its name), or one `weight_scale`.
 
 Elsewhere n = 32 / bits numbers are in a 32-bit word, the first in its lowest bits.
 
-Left out: 3 bits, whose numbers cross words, floats (FP8, FP4, MX, nf4), and formats of one kernel.
+Left out: 3 bits, whose numbers cross words, other floats (FP4, MX, nf4, e5m2), and formats of one
+kernel.
 """
 
 import dataclasses
@@ -32,16 +35,22 @@ from es_cookbook.common.errors import ModelError
 from es_cookbook.plugins.quantised.layers import KINDS, CodesAndScales, Kind, layer_and_kind
 
 _ACCEPTED = (
-    "accepted are gptq with 2, 4 or 8 bits, awq in the version gemm with 4 bits, and "
-    "compressed-tensors with one group of settings in the formats pack-quantized, int-quantized "
-    "and naive-quantized"
+    "accepted are gptq with 2, 4 or 8 bits, awq in the version gemm with 4 bits, fp8, and "
+    "compressed-tensors with one group of settings in the formats pack-quantized, int-quantized, "
+    "float-quantized and naive-quantized"
 )
 _ALSO_COPIED = ("config.json", "generation_config.json", "model.safetensors.index.json")
 _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _PACKAGES = {"gptq": "gptqmodel and optimum", "awq": "gptqmodel"}
 """`quant_method` -> what transformers needs to load it, where that is not compressed-tensors."""
-_BITS = {"pack-quantized": (2, 4, 8), "int-quantized": (4, 8), "naive-quantized": (4, 8)}
-"""compressed-tensors' format -> bits of its integers; the first packs them into words."""
+_BITS = {
+    ("pack-quantized", "int"): (2, 4, 8),
+    ("int-quantized", "int"): (4, 8),
+    ("naive-quantized", "int"): (4, 8),
+    ("float-quantized", "float"): (8,),
+    ("naive-quantized", "float"): (8,),
+}
+"""compressed-tensors' format and type -> bits; the first packs its integers into words."""
 _OF_ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale")
 _IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -59,6 +68,8 @@ class _Layout:
         group_size: number of inputs that share a scale; 0: all of an output.
         symmetric: no zero points, or none that count.
         packed: several numbers in a 32-bit word; else one in a byte.
+        floats: codes are float8_e4m3fn.
+        num_outputs: number of outputs that share a scale; 0: all.
         others: suffixes of tensors that are no weights of the model either.
         group_of_input: suffix of the tensor that says which group each input is in.
         transposed: whether inputs come before outputs.
@@ -73,6 +84,8 @@ class _Layout:
     group_size: int
     symmetric: bool
     packed: bool = True
+    floats: bool = False
+    num_outputs: int = 1
     others: tuple[str, ...] = ()
     group_of_input: str = "g_idx"
     transposed: bool = False
@@ -102,7 +115,8 @@ class _Layout:
             tensor = get(self.names[kind])
             return tensor.T if self.transposed and tensor.dim() == 2 else tensor
 
-        words, dtype = upright("codes"), torch.int32 if self.packed else torch.int8
+        byte = torch.float8_e4m3fn if self.floats else torch.int8
+        words, dtype = upright("codes"), torch.int32 if self.packed else byte
         if words.dtype != dtype or words.dim() != 2:
             raise ModelError(
                 f"model_name: {layer}.{self.names['codes']} is {words.dtype} of shape "
@@ -111,24 +125,27 @@ class _Layout:
             )
         if self.packed:
             codes = unpack(words, self.bits, self.axis, self.order).contiguous()
+        elif self.floats:
+            codes = words
         else:
             codes = (words.to(torch.int16) + 2 ** (self.bits - 1)).to(torch.uint8)
         if "weight_shape" in self.others:
             codes = codes[:, : int(get("weight_shape")[1])].contiguous()
         outputs, inputs = codes.shape
         groups = -(-inputs // (self.group_size or inputs))
+        rows = -(-outputs // (self.num_outputs or outputs))
 
         def fitting(kind: Kind, tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.shape != (outputs, groups) and not (
-                tensor.dim() < 2 and tensor.numel() == outputs * groups
+            if tensor.shape != (rows, groups) and not (
+                tensor.dim() < 2 and tensor.numel() == rows * groups
             ):
                 raise ModelError(
                     f"model_name: the tensors of {layer} are not of one layer in the format "
                     f"{self.format}, as config.json has it: its {kind} have shape "
                     f"{tuple(tensor.shape)}, and for {outputs} outputs and {inputs} inputs "
-                    f"it must be {(outputs, groups)}, each as (out, in)"
+                    f"it must be {(rows, groups)}, each as (out, in)"
                 )
-            return tensor.reshape(outputs, groups).contiguous()
+            return tensor.reshape(rows, groups).contiguous()
 
         scales = fitting("scales", upright("scales"))
         if scales.dtype not in _SCALE_DTYPES:
@@ -136,14 +153,17 @@ class _Layout:
                 f"model_name: the scales of {layer} are {scales.dtype}, and {self.format}, as "
                 "config.json has it, stores float16, bfloat16 or float32"
             )
-        if not scales.is_meta and not scales.isfinite().all():
-            raise ModelError(f"model_name: scales of {layer} are NaN or infinite")
+        if not scales.is_meta and not (
+            scales.isfinite().all() and (not self.floats or codes.float().isfinite().all())
+        ):
+            raise ModelError(f"model_name: scales or codes of {layer} are NaN or infinite")
+        scales = scales.repeat_interleave(self.num_outputs or outputs, 0)[:outputs]
         zeros = None
         if not self.symmetric:
             zeros = fitting("zeros", self._zeros(upright("zeros"), outputs))
         elif not self.packed:  # Packed ones of symmetric GPTQ do not count.
             unused = stored.get(f"{layer}.{self.names['zeros']}")
-            if unused is not None and not unused.is_meta and unused.any():
+            if unused is not None and not unused.is_meta and unused.float().any():
                 raise ModelError(
                     f"model_name: {layer}.{self.names['zeros']} is not 0, and config.json says "
                     "that there are no zero points (symmetric)"
@@ -201,6 +221,8 @@ class _Checkpoint(QuantisedCheckpoint):
     @override
     def parameters(self) -> ReadTensors:
         kinds: list[Kind] = [k for k in KINDS if k != "zeros" or not self.layout.symmetric]
+        if self.layout.floats:
+            kinds = []
         places: dict[str, tuple[str, Kind]] = {
             parameter_name(layer, kind): (layer, kind) for layer in self.layers for kind in kinds
         }
@@ -334,7 +356,7 @@ def pack(
 
 
 def _layout(model_name: str, how: Mapping[str, Any]) -> _Layout:
-    read = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed_tensors}
+    read = {"gptq": _gptq, "awq": _awq, "fp8": _fp8, "compressed-tensors": _compressed_tensors}
     try:
         found = read[how["quant_method"]](how)
     except (TypeError, ValueError, AttributeError, KeyError) as error:
@@ -390,6 +412,25 @@ def _awq(how: Mapping[str, Any]) -> _Layout | str:
     )
 
 
+def _fp8(how: Mapping[str, Any]) -> _Layout | str:
+    outputs, inputs = how.get("weight_block_size") or (0, 0)
+    return _Layout(
+        format="fp8",
+        names={
+            "codes": "weight",
+            "scales": "weight_scale_inv" if outputs else "weight_scale",
+            "zeros": "weight_zero_point",
+        },
+        bits=8,
+        group_size=inputs,
+        symmetric=True,
+        packed=False,
+        floats=True,
+        num_outputs=outputs,
+        others=("input_scale", "activation_scale"),
+    )
+
+
 def _compressed_tensors(how: Mapping[str, Any]) -> _Layout | str:
     for more in ("transform_config", "kv_cache_scheme"):
         if how.get(more):
@@ -401,11 +442,16 @@ def _compressed_tensors(how: Mapping[str, Any]) -> _Layout | str:
     weights = cast("dict[str, Any]", group.get("weights") or {})
     form, number = str(how.get("format")), weights.get("type", "int")
     bits = cast(int, weights.get("num_bits"))
-    if number != "int" or bits not in _BITS.get(form, ()):
+    if bits not in _BITS.get((form, number), ()):
         return f"its format is {form}, with {bits} bits of type {number}"
     size = weights.get("group_size")
     strategy = weights.get("strategy") or ("group" if size else "tensor")
-    if strategy not in ("channel", "group"):
+    block = weights.get("block_structure") or (0, 0)
+    floats = number == "float"
+    shares = {"channel": (1, 0), "group": (1, _group(size))}
+    if floats:
+        shares |= {"tensor": (0, 0)} | ({"block": (block[0], block[1])} if all(block) else {})
+    if strategy not in shares:
         return f"its strategy is {strategy}"
     packed = form == "pack-quantized"
     return _Layout(
@@ -416,9 +462,11 @@ def _compressed_tensors(how: Mapping[str, Any]) -> _Layout | str:
             "zeros": "weight_zero_point",
         },
         bits=bits,
-        group_size=_group(size if strategy == "group" else None),
-        symmetric=bool(weights.get("symmetric", True)),
+        group_size=shares[strategy][1],
+        symmetric=floats or bool(weights.get("symmetric", True)),
         packed=packed,
+        floats=floats,
+        num_outputs=shares[strategy][0],
         others=(*_OF_ACTIVATIONS, *(("weight_shape",) if packed else ())),
         group_of_input="weight_g_idx",
     )

@@ -2,17 +2,21 @@
 
     W[o, i] = (code[o, i] - zero[o, g(i)]) · scale[o, g(i)]
 
-Codes are integers of a few bits, 0 ... 2^bits - 1. A scale is shared by a group g of an output's
-inputs, or by all of them (GPTQ, Frantar et al. 2022, arXiv:2210.17323; AWQ, arXiv:2306.00978).
-Without zero points all are in the middle, 2^(bits - 1). The weight is computed in float32, where
-the difference is exact and the product is rounded once, and then cast to the dtype that samples: it
-is always derived, never the truth. Activations are not rounded: where a checkpoint asks for it
-(W8A8), vLLM does, and what is computed here is the model of these weights.
+Codes are integers of a few bits, 0 ... 2^bits - 1, or floats of 8 bits without zero points. A scale
+is shared by a group g of an output's inputs, or by all of them (GPTQ, Frantar et al. 2022,
+arXiv:2210.17323; AWQ, arXiv:2306.00978); those of blocks (DeepSeek-V3, arXiv:2412.19437) are
+repeated for each output. Integers without zero points have all in the middle, 2^(bits - 1). The
+weight is computed in float32, where the difference is exact and the product is rounded once, and
+then cast to the dtype that samples: it is always derived, never the truth. Activations are not
+rounded: where a checkpoint asks for it (W8A8), vLLM does, and what is computed here is the model of
+these weights.
 
-What search spaces move are the parameters of a `CodesAndScales`; `moved` says what their values
-make of it. The result is a quantised weight again, with scales in the dtype that the checkpoint
-stores and integers in its range: every genome is a checkpoint that could be written as it is.
-`files` reads and writes them.
+What search spaces move are the parameters of a `CodesAndScales` of integers; `moved` says what
+their values make of it. The result is a quantised weight again, with scales in the dtype that the
+checkpoint stores and integers in its range: every genome is a checkpoint that could be written as
+it is. `files` reads and writes them.
+
+Left out: moving floats, whose steps differ in size.
 """
 
 import dataclasses
@@ -34,9 +38,10 @@ class CodesAndScales(QuantisedWeight):
     """A quantised weight, never written.
 
     Attributes:
-        codes: (out, in), integers 0 ... 2^bits - 1 as uint8.
+        codes: (out, in), integers 0 ... 2^bits - 1 as uint8, or floats as float8_e4m3fn.
         scales: (out, groups), in the dtype that the checkpoint stores.
-        zeros: (out, groups), integers as int16; None if all are in the middle by definition.
+        zeros: (out, groups), integers as int16; None if there are none, or all are in the
+            middle by definition.
         group_of_input: (in,), int64.
         least_zero: the format's least zero point; there are 2^bits of them.
     """
@@ -60,12 +65,14 @@ class CodesAndScales(QuantisedWeight):
 
     @override
     def parameters(self) -> dict[str, torch.Tensor]:
+        if self.codes.is_floating_point():
+            return {}
         zeros: dict[str, torch.Tensor] = {} if self.zeros is None else {"zeros": self.zeros}
         return {"scales": self.scales, **zeros, "codes": self.codes}
 
     @override
     def dequantised(self) -> torch.Tensor:
-        middle = 2.0 ** (self.bits - 1)
+        middle = 0.0 if self.codes.is_floating_point() else 2.0 ** (self.bits - 1)
         zeros = middle if self.zeros is None else self.zeros.float()[:, self.group_of_input]
         return (self.codes.float() - zeros) * self.scales.float()[:, self.group_of_input]
 

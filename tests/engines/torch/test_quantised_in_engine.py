@@ -39,6 +39,11 @@ HOW: dict[str, How | ByLibrary] = {
     "int8": ByLibrary("int-quantized", INT8, INT8 | {"strategy": "token", "dynamic": True}),
     "int8 with zeros": ByLibrary("int-quantized", INT8 | {"symmetric": False}, dtype=torch.float32),
 }
+STATIC = {"type": "float", "strategy": "tensor"}
+FLOATS: list[How | ByLibrary] = [
+    How("fp8", bits=8, group=16),
+    ByLibrary("float-quantized", INT8 | {"type": "float"}, INT8 | STATIC),
+]
 SPACES = {
     "scales": QuantScales(),
     "zeros": QuantScales(which="zeros"),
@@ -64,7 +69,7 @@ async def scores(engine: TorchEngine, targets: tuple[Target, ...] = TARGETS) -> 
     return torch.tensor(await score_all(engine, asked))
 
 
-@pytest.mark.parametrize("how", sampled(HOW.values(), 4))
+@pytest.mark.parametrize("how", [*sampled(HOW.values(), 4), *FLOATS])
 async def test_adapters_over_a_quantised_base_answer_as_over_the_same_numbers(
     quantised: Callable[[How | ByLibrary], Path], tmp_path: Path, how: How | ByLibrary
 ) -> None:
@@ -142,4 +147,17 @@ async def test_spaces_that_move_weights_are_refused_over_quantised_ones(
         if engine == "vllm":  # before it starts, so nothing of it is needed here
             await VLLMEngineBuilder()(model_name=str(path), search_space=space)
         async with running_engine(path, space):
+            pass
+
+
+async def test_floats_host_adapters_alone(
+    quantised: Callable[[How | ByLibrary], Path],
+) -> None:
+    path = quantised(FLOATS[0])
+    for space in (QuantScales(), QuantCodes()):
+        with pytest.raises(ConfigError, match="no weight quantised to"):
+            async with running_engine(path, space):
+                pass
+    with pytest.raises(ConfigError, match=r"q_proj.weight is quantised to 8 bits"):
+        async with running_engine(path, LowRank()):
             pass

@@ -17,6 +17,8 @@ from tests.quantised_models import ByLibrary, How, quantise, settings
 
 INT4 = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 32}
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
+STATIC, DYNAMIC = FP8 | {"strategy": "tensor"}, FP8 | {"strategy": "token", "dynamic": True}
 LIBRARY = {
     "int4 as llm-compressor's AWQ": ByLibrary("pack-quantized", INT4, dtype=torch.float16),
     "int4 by output": ByLibrary("pack-quantized", INT8 | {"num_bits": 4}),
@@ -26,6 +28,16 @@ LIBRARY = {
         "int-quantized", INT8 | {"symmetric": False}, INT8 | {"strategy": "tensor"}
     ),
     "w4a8": ByLibrary("int-quantized", INT4, INT8 | {"strategy": "token", "dynamic": True}),
+}
+FLOATS = {
+    "fp8": How("fp8", bits=8, group=16),
+    "fp8 with one scale": How("fp8", bits=8, group=0),
+    "fp8 by tensor, static": ByLibrary("float-quantized", STATIC, STATIC),
+    "fp8 by output, dynamic": ByLibrary("float-quantized", FP8 | {"strategy": "channel"}, DYNAMIC),
+    "fp8 by block": ByLibrary(
+        "float-quantized", FP8 | {"strategy": "block", "block_structure": [16, 32]}, DYNAMIC
+    ),
+    "fp8 naive": ByLibrary("naive-quantized", FP8 | {"strategy": "channel"}, dtype=torch.float32),
 }
 ALL = [
     How("gptq"),
@@ -43,7 +55,7 @@ ALL = [
 
 def name_of(how: How | ByLibrary) -> str:
     if isinstance(how, ByLibrary):
-        return next(name for name, each in LIBRARY.items() if each == how)
+        return next(name for name, each in (LIBRARY | FLOATS).items() if each == how)
     return f"{how.format}-{how.bits}-{'sym' if how.symmetric else 'zeros'}-{how.group}"
 
 
@@ -56,7 +68,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_vllm_model("llama", tmp_path_factory.mktemp("plain") / "llama")
 
 
-@pytest.mark.parametrize("how", sampled(ALL, 9), ids=name_of)
+@pytest.mark.parametrize("how", [*sampled(ALL, 9), *FLOATS.values()], ids=name_of)
 def test_a_quantised_model_is_the_model_that_its_bits_stand_for(
     model: Path, tmp_path: Path, how: How | ByLibrary
 ) -> None:
@@ -134,6 +146,7 @@ def by_library(form: str, weights: dict[str, object], **more: object) -> dict[st
         ({"group_size": "all"}, "its settings cannot be read"),
         ({"quant_method": "awq", "version": "gemv_fast"}, "its version is gemv_fast"),
         ({"quant_method": "awq", "bits": 8}, "it is awq of 8 bits"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "its settings cannot be read"),
         ({"checkpoint_format": "marlin"}, "its checkpoint_format is marlin"),
         ({"dynamic": {"+:.*down.*": {"bits": 8}}}, r"its layers differ \(dynamic\)"),
         (by_library("pack-quantized", {}, transform_config={"u": {}}), "it has a transform_config"),
@@ -145,6 +158,10 @@ def by_library(form: str, weights: dict[str, object], **more: object) -> dict[st
         (
             by_library("pack-quantized", {"num_bits": 8, "strategy": "token"}),
             "its strategy is token",
+        ),
+        (
+            by_library("float-quantized", {"num_bits": 4, "type": "float"}),
+            "its format is float-quantized, with 4 bits of type float",
         ),
     ],
 )
@@ -160,7 +177,7 @@ def test_other_formats_are_refused_with_those_that_are_accepted(
         load_causal_lm(str(tmp_path / "bits"), "auto", CPU)
 
 
-GPTQ, AWQ = How("gptq"), How("awq", symmetric=False)
+GPTQ, AWQ, BLOCKS = How("gptq"), How("awq", symmetric=False), FLOATS["fp8"]
 W8A8 = LIBRARY["w8a8 int"]
 
 
@@ -170,11 +187,15 @@ W8A8 = LIBRARY["w8a8 int"]
         (GPTQ, "scales", torch.Tensor.double, "are torch.float64, and gptq, .* stores float16"),
         (GPTQ, "scales", lambda t: t[:1], r"scales have shape \(96, 1\).*it must be \(96, 4\)"),
         (GPTQ, "qweight", torch.Tensor.long, "is torch.int64 .* gptq, .* stores torch.int32"),
-        (GPTQ, "scales", lambda t: t * torch.nan, "scales of .* are NaN or infinite"),
+        (GPTQ, "scales", lambda t: t * torch.nan, "scales or codes of .* are NaN or infinite"),
         (GPTQ, "g_idx", lambda t: t + 1, "must name one of 4 groups for each of 64 inputs"),
         (GPTQ, "qweight", None, "lacks model.layers.0.mlp.up_proj.qweight"),
         (AWQ, "qzeros", lambda t: t[:, :3], r"zeros have shape \(24, 4\)"),
         (AWQ, "qzeros", torch.Tensor.float, r"zeros have shape"),
+        (BLOCKS, "weight_scale_inv", lambda t: t[:, :3], r"shape \(6, 3\).*must be \(6, 4\)"),
+        (BLOCKS, "weight_scale_inv", None, r"float8_e4m3fn and has no scales.*weight_scale_inv"),
+        (BLOCKS, "weight", lambda t: (t.float() * torch.nan).to(t.dtype), "NaN or infinite"),
+        (BLOCKS, "weight", lambda t: t.to(torch.float8_e5m2), "is torch.float8_e5m2 of shape"),
         (W8A8, "weight_scale", None, "up_proj.weight is torch.int8 and has no scales"),
         (W8A8, "weight_zero_point", lambda _: torch.ones(96, 1), "is not 0, and config.json says"),
     ],
