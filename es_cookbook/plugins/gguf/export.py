@@ -1,12 +1,12 @@
-"""A model directory as one GGUF file, which llama.cpp runs.
+"""A model directory as one GGUF file, and a LoRA adapter as another, which llama.cpp runs.
 
 llama.cpp has its own names for weights and settings, its own order of the rotary dimensions in
 Llama's queries and keys, and 1 added to Gemma's norms (`gguf` knows the names; the format is
 described in `header.py`). Matrices are float16, bfloat16 or Q8_0, everything else float32.
 
 Left out: architectures other than Llama, Qwen2, Qwen3 and Gemma 3, other quantised types
-(`llama-quantize` makes them of such a file), adapters as files of their own, and tokenizers that
-split text in a way without a name here.
+(`llama-quantize` makes them of such a file), and tokenizers that split text in a way without a name
+here.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
-from es_cookbook.checkpoints.model_files import weight_paths
+from es_cookbook.checkpoints.model_files import model_directory, weight_paths
 from es_cookbook.checkpoints.models import load_tokenizer
 from es_cookbook.checkpoints.tensors import weight_files
 from es_cookbook.common.errors import ModelError
@@ -67,9 +67,7 @@ def write_gguf(directory: Path, file: Path, matrices: FloatType, base: str) -> N
     """
     gguf = import_gguf()
     config = _config_of(directory)
-    # Tensors go into a temporary file, so memory holds one of them.
-    writer = gguf.GGUFWriter(file, _ARCHITECTURES[config.model_type], use_temp_file=True)
-    writer.add_type("model")
+    writer = _writer(file, config, "model")
     writer.add_file_type(_TYPES[matrices][1])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     _add_settings(writer, config)
@@ -93,10 +91,7 @@ def write_gguf(directory: Path, file: Path, matrices: FloatType, base: str) -> N
         writer.add_tensor(rename(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
     if rope_of(config).get("rope_type") == "llama3":
         writer.add_tensor(ROPE_FACTORS, llama3_factors(config).numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _finish(writer)
     _compare(config, read_config(file, read_header(file)))
 
 
@@ -109,6 +104,45 @@ def _compare(config: PreTrainedConfig, written: PreTrainedConfig) -> None:
             same = math.isclose(value, said.get(name) or 0.0, rel_tol=1e-6)
         if not same and name not in _NOT_SAID and not name.startswith("_"):
             raise ModelError(f"a GGUF file of {config.model_type} cannot say {name}={value!r:.100}")
+
+
+def write_gguf_adapter(directory: Path, file: Path, base: str) -> None:
+    """Write a PEFT adapter of a base's linear layers as a GGUF file, for `llama-cli --lora`.
+
+    Raises:
+        ModelError: As above.
+    """
+    import_gguf()
+    config = _config_of(model_directory(base))
+    settings = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
+    rank, alpha = settings["r"], settings["lora_alpha"]
+    writer, rename = _writer(file, config, "adapter"), _rename(config)
+    writer.add_string("adapter.type", "lora")
+    # llama.cpp scales by alpha over the rank.
+    writer.add_float32("adapter.lora.alpha", alpha * (rank**0.5 if settings["use_rslora"] else 1))
+    for name, factor in weight_files([directory / "adapter_model.safetensors"]).items():
+        module, _, part = (
+            name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
+        )
+        weight, values = f"{module}.weight", factor.float()
+        if part == "lora_B":  # Its rows are the outputs.
+            values = _as_llama_cpp(weight, values, config)
+        writer.add_tensor(f"{rename(weight)}.{part.lower()}", values.numpy())
+    _finish(writer)
+
+
+def _writer(file: Path, config: PreTrainedConfig, kind: str) -> "gguf.GGUFWriter":
+    # Tensors go into a temporary file, so memory holds one of them.
+    writer = import_gguf().GGUFWriter(file, _ARCHITECTURES[config.model_type], use_temp_file=True)
+    writer.add_type(kind)
+    return writer
+
+
+def _finish(writer: "gguf.GGUFWriter") -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def _config_of(directory: Path) -> PreTrainedConfig:

@@ -108,8 +108,7 @@ def _place(directory: Path, final: Path, replay: Replay) -> _Place:
     model_name = replay.model_name
     base, named = model_directory(model_name), Path(model_name).resolve()
     if is_quantised(model_name):
-        (directory / _BASE).mkdir()
-        BaseFiles(model_name, replay.dtype).write_changed(directory / _BASE)
+        plain_base(replay, directory)
     elif hub_repository(model_name) == model_name:
         return _Place(final, model_name)
     elif base.resolve() == named:
@@ -118,6 +117,15 @@ def _place(directory: Path, final: Path, replay: Replay) -> _Place:
         shutil.copytree(base, directory / _BASE)
     note = f"its base, made of {model_name}, is beside it: {final / _BASE}"
     return _Place(final, str(final / _BASE), (note,))
+
+
+def plain_base(replay: Replay, parent: Path) -> Path:
+    """The base as a model directory; a quantised one is dequantised into `parent`."""
+    if not is_quantised(replay.model_name):
+        return model_directory(replay.model_name)
+    (directory := parent / _BASE).mkdir()
+    BaseFiles(replay.model_name, replay.dtype).write_changed(directory)
+    return directory
 
 
 def write_model(

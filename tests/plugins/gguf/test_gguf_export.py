@@ -10,7 +10,6 @@ import torch
 from es_cookbook.checkpoints.model_files import CACHE
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.cli.export import ExportConfig, export
-from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
@@ -63,13 +62,38 @@ def test_a_run_from_a_file_becomes_a_file_with_the_bits_of_its_centre(tmp_path: 
     assert kinds["blk.0.attn_q.weight"] == "Q8_0" and kinds["blk.0.attn_norm.weight"] == "F32"
 
 
-def test_an_adapter_is_merged_into_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fitted", [True, False], ids=["fitted", "own"])
+def test_an_adapter_becomes_a_file_that_llama_cpp_adds_to_the_base(
+    tmp_path: Path, fitted: bool
+) -> None:
     base = make_gguf_model("llama", tmp_path / "llama")
-    run = record_run(tmp_path / "run", base, Adapter(rank=2, alpha=6.0, init="orthogonal"))
-    write(run.path, tmp_path / "mine", form=GGUF(matrices="bfloat16"))
-    write(run.path, tmp_path / "merged", merge=True)
-    found, expected = weights(tmp_path / "mine"), weights(tmp_path / "merged")
-    assert all(torch.equal(found[name], value.bfloat16()) for name, value in expected.items())
-    whole = record_run(tmp_path / "whole", base, LowRank())
-    with pytest.raises(ConfigError, match="a GGUF file holds the whole model: leave rank out"):
-        write(whole.path, tmp_path / "ranked", form=GGUF(), rank=8)
+    space = LowRank() if fitted else Adapter(rank=2, alpha=6.0, init="orthogonal")
+    run = record_run(tmp_path / "run", base, space)
+    rank = {"rank": 8} if fitted else {}
+    write(run.path, tmp_path / "lora", form=GGUF(), **rank)
+    reader = gguf.GGUFReader(tmp_path / "lora/lora.gguf")
+    says = {name: field.contents() for name, field in reader.fields.items()}
+    assert (says["general.type"], says["adapter.type"]) == ("adapter", "lora")
+    factors = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
+    write(run.path, tmp_path / "whole", form=GGUF(matrices="float16"), merge=not fitted)
+    of_base, of_whole = (
+        {t.name: torch.from_numpy(t.data.copy()).float() for t in gguf.GGUFReader(path).tensors}
+        for path in (tmp_path / "lora/lora-base.gguf", tmp_path / "whole/whole.gguf")
+    )
+    for name in ("blk.1.attn_q.weight", "blk.0.attn_k.weight", "blk.0.ffn_down.weight"):
+        a, b = factors[f"{name}.lora_a"], factors[f"{name}.lora_b"]
+        change = says["adapter.lora.alpha"] / len(a) * (b @ a)
+        assert change.abs().max() > 0.01
+        torch.testing.assert_close(of_base[name] + change, of_whole[name], rtol=2**-10, atol=2**-10)
+    card = (tmp_path / "lora/README.md").read_text()
+    models = (tmp_path / "lora" / name for name in ("lora-base.gguf", "lora.gguf"))
+    assert "llama-cli --model {} --lora {} --prompt".format(*models) in card
+
+
+def test_the_base_of_an_adapter_is_the_file_that_the_run_began_from(tmp_path: Path) -> None:
+    model, base = make_gguf_model("llama", tmp_path / "llama"), tmp_path / "base.gguf"
+    write_gguf(model, base, "float16", str(model))
+    run = record_run(tmp_path / "run", base, Adapter(rank=2))
+    write(run.path, tmp_path / "lora", form=GGUF())
+    assert {path.name for path in (tmp_path / "lora").iterdir()} == {"lora.gguf", "README.md"}
+    assert f"llama-cli --model {base} --lora" in (tmp_path / "lora/README.md").read_text()
