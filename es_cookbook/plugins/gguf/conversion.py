@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from typing_extensions import override
 
 from es_cookbook.checkpoints.model_files import CONFIG, Format, Part, cached_model, digest_of
-from es_cookbook.common.errors import ModelError
+from es_cookbook.common.errors import HubError, ModelError
 from es_cookbook.common.files import ANY_SIZE, opened
 from es_cookbook.common.terminal import one_line, say, stderr_into
 from es_cookbook.plugins.gguf.header import Header, Value, import_gguf, read_header, refused
+from es_cookbook.plugins.hub.client import FIRST_SECONDS, asking, endpoint
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +74,7 @@ _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
 class GGUFFiles(Format):
-    """GGUF files, each converted once."""
+    """GGUF files, each converted once; on the Hub it is `owner/name:file.gguf`."""
 
     accepted = "a GGUF file"
 
@@ -84,7 +85,7 @@ class GGUFFiles(Format):
 
 
 def gguf_file(model_name: str) -> Path | None:
-    """The GGUF file of a model name: a file, or the only one of a directory without a model.
+    """The GGUF file of a model name: itself, a directory's only one, or one on the Hub.
 
     Raises:
         ModelError: There is no such file, or a directory has several.
@@ -95,7 +96,13 @@ def gguf_file(model_name: str) -> Path | None:
             return None
         if os.path.exists(path):
             return path
-        raise ModelError(f"model_name: there is no file {model_name!r}")
+        repository, _, name = model_name.partition(":")
+        if name and repository.count("/") == 1 and not repository.startswith((".", "/", "~")):
+            return _hub_file(repository, name)
+        raise ModelError(
+            f"model_name: there is no file {model_name!r}; a file on the Hub is "
+            f"owner/name:file{SUFFIX}"
+        )
     if (path / CONFIG).exists():
         return None
     files = sorted(each for each in path.iterdir() if each.suffix == SUFFIX)
@@ -105,6 +112,26 @@ def gguf_file(model_name: str) -> Path | None:
             f"model_name={shlex.quote(str(files[0]))}"
         )
     return files[0] if files else None
+
+
+def _hub_file(repository: str, name: str) -> Path:
+    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(repository, name)
+        if not isinstance(found, str):
+            with asking(f"model {repository}"):
+                about = HfApi().model_info(repository, timeout=FIRST_SECONDS)
+                files = [each.rfilename for each in about.siblings or []]
+                if name not in files:
+                    there = ", ".join(each for each in files if each.endswith(SUFFIX)) or "none"
+                    raise HubError(f"it has no such file; its GGUF files: {there:.500}")
+                say(f"fetching {name} of {repository} from {endpoint()}")
+                found = hf_hub_download(repository, name)
+    except (HubError, HFValidationError) as error:
+        raise ModelError(f"model_name: {repository}:{name}: {error}") from error
+    return Path(found)
 
 
 def converted(path: Path) -> Path:

@@ -22,6 +22,7 @@ from es_cookbook.plugins.gguf.export import write_gguf
 from es_cookbook.plugins.gguf.header import read_header
 from tests.families import sampled
 from tests.gguf_models import CHAT_TEMPLATE, MODELS, TEXT, make_gguf_model
+from tests.hub_server import HubServer, Repository
 from tests.tiny_models import make_tiny_model
 
 CPU = torch.device("cpu")
@@ -165,6 +166,20 @@ def test_nothing_is_left_of_a_conversion_that_fails(
     with pytest.raises(ModelError, match="cannot be converted: No space left on device"):
         converted(file)
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+def test_a_file_on_the_hub_is_fetched_by_its_name(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with HubServer() as hub:
+        hub.lead_here(monkeypatch, cache=tmp_path / "hub")
+        hub.repositories["me/small"] = Repository(False, {"q/llama.gguf": file.read_bytes()})
+        assert base_identity("me/small:q/llama.gguf") == base_identity(str(file))
+        hub.fail_with = 500
+        load_tokenizer("me/small:q/llama.gguf")
+        hub.fail_with = None
+        with pytest.raises(ModelError, match=r"no such file; its GGUF files: q/llama.gguf"):
+            model_directory("me/small:b.gguf")
 
 
 def test_a_directory_with_two_files_and_a_file_that_is_not_there_are_said(
