@@ -278,6 +278,8 @@ RUNS_WHAT_IT_READS = {
     "es_cookbook.plugins.play.play": {"importlib.import_module"},
     "es_cookbook.cli": {"importlib.import_module"},
     "es_cookbook": {"importlib.import_module"},
+    # Machine code that numba made here and keeps beside the package, as numba itself reads it.
+    "es_cookbook.common.machine.compiled": {"pickle.loads"},
 }
 """Module -> calls in it that run what they are given."""
 CAN_RUN = re.compile(

@@ -1,12 +1,19 @@
-"""Loops that numba compiles for the CPU: machine code without the interpreter's lock."""
+"""Loops that numba compiles for the CPU: machine code without the interpreter's lock.
 
+numba keeps machine code in files and runs what it finds there. Here each file begins with a digest
+of the rest, so that a damaged one is compiled again.
+"""
+
+import hashlib
 import os
+import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 from llvmlite import binding
-from numba.core import config, event
+from numba.core import caching, config, event, typeinfer
 
 from es_cookbook.common.terminal import say
 
@@ -54,12 +61,68 @@ def compiled(
             loop.__qualname__ += f"_{version}"
         with event.install_listener("numba:compile", _announcement):
             try:
-                return cast("_Loop", numba.njit(signature, cache=True, **how)(loop))
+                dispatcher = cast(Any, numba.njit(**how)(loop))
+                dispatcher._cache = _CheckedCache(loop)
+                with typeinfer.register_dispatcher(dispatcher):  # As `njit` does with a signature.
+                    for each in signature if isinstance(signature, list) else [signature]:
+                        dispatcher.compile(each)
+                    dispatcher.disable_compile()
+                return cast("_Loop", dispatcher)
             except RuntimeError:  # neither this package's folder nor the user's can be written
                 _announcement.when = "each time, since no folder for them can be written"
                 return cast("_Loop", numba.njit(signature, **how)(loop))
 
     return decorate
+
+
+class _CheckedFile(cast(Any, caching).IndexDataCacheFile):
+    """The index and the machine code of a loop, each after the digest of its bytes."""
+
+    def _load_index(self) -> object:
+        try:
+            found = _read(Path(self._index_path))
+            version, stamp, overloads = cast("tuple[object, ...]", found)
+        except OSError:
+            return {}
+        return overloads if (version, stamp) == (self._version, self._source_stamp) else {}
+
+    def _save_index(self, overloads: object) -> None:
+        self._save(self._index_path, (self._version, self._source_stamp, overloads))
+
+    def _load_data(self, name: str) -> object:
+        return _read(Path(self._data_path(name)))
+
+    def _save_data(self, name: str, data: object) -> None:
+        self._save(self._data_path(name), data)
+
+    def _save(self, path: str, content: object) -> None:
+        data = self._dump(content)
+        with self._open_for_write(path) as file:
+            file.write(hashlib.blake2b(data).digest() + data)
+
+
+def _read(path: Path) -> object:
+    """Read what was saved.
+
+    Raises:
+        OSError: It is missing or damaged; numba compiles the loop in either case.
+    """
+    content = path.read_bytes()
+    digest, data = content[:_DIGEST_SIZE], content[_DIGEST_SIZE:]
+    if digest != hashlib.blake2b(data).digest():
+        raise OSError(f"{path} is damaged")
+    return pickle.loads(data)
+
+
+_DIGEST_SIZE = hashlib.blake2b().digest_size
+
+
+class _CheckedCache(cast(Any, caching).FunctionCache):
+    def __init__(self, loop: Callable[..., object]) -> None:
+        super().__init__(loop)
+        plain = self._cache_file
+        base = plain._index_name.removesuffix(".nbi") + "-checked"
+        self._cache_file = _CheckedFile(plain._cache_path, base, plain._source_stamp)
 
 
 class _Announcement(event.Listener):

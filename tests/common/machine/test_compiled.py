@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 
 def imported(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -36,6 +38,34 @@ def test_a_loop_whose_version_is_another_is_compiled_again(tmp_path: Path) -> No
     assert len(list((tmp_path / "__pycache__").glob("es_loop.answer_*.nbi"))) == 1, "kept"
     called.write_text("def number():\n    return 2\n")
     assert imported(loop).answer() == 2
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "missing"])
+def test_damaged_machine_code_is_compiled_again_and_kept(
+    tmp_path: Path, suffix: str, damage: str
+) -> None:
+    loop = tmp_path / "es_loop.py"
+    loop.write_text(
+        "from es_cookbook.common.machine.compiled import compiled\n"
+        "@compiled('int64()')\n"
+        "def answer():\n"
+        "    return 1\n"
+    )
+    assert imported(loop).answer() == 1
+    ((path),) = (tmp_path / "__pycache__").glob(f"*.{suffix}")
+    whole = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    elif damage == "flipped":
+        middle = len(whole) // 2
+        path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    else:
+        path.write_bytes(whole[:-1] if damage == "cut" else b"")
+    assert imported(loop).answer() == 1
+    (kept,) = (tmp_path / "__pycache__").glob(f"*.{suffix}")
+    # The names of what was compiled have numbers, and so no fixed length.
+    assert len(kept.read_bytes()) == pytest.approx(len(whole), rel=0.1)
 
 
 def test_only_what_is_really_compiled_is_announced_and_once(tmp_path: Path) -> None:
