@@ -4,7 +4,9 @@ All code that loads models gets a model directory, so transformers and vLLM neve
 Other names (a name on the Hub, a run, a file of another program, `bundled:countdown`) belong to a
 format that is registered in the group `formats` and returns a directory for them. Directories that
 formats make of something else are kept in a cache, under a digest of what they were made of; they
-are complete or absent, and two processes that need one at the same time make it once.
+are complete or absent, and two processes that need one at the same time make it once. A manifest
+beside each has the digests of its files, and their sizes and times: a file whose size or time has
+changed is read and compared once, and a directory that differs from its manifest is made again.
 """
 
 import contextlib
@@ -14,14 +16,14 @@ import os
 import shlex
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias, cast
 
 from typing_extensions import override
 
-from es_cookbook.common.errors import ConfigError, ModelError, nearest
+from es_cookbook.common.errors import ConfigError, ModelError, RunDirectoryError, nearest
 from es_cookbook.common.files import (
     ANY_SIZE,
     LARGEST_TEXT,
@@ -31,7 +33,7 @@ from es_cookbook.common.files import (
     whole_directory,
 )
 from es_cookbook.common.registry import Registered
-from es_cookbook.common.terminal import one_line, say_once
+from es_cookbook.common.terminal import one_line, say, say_once
 from es_cookbook.common.trust import load, source_of
 
 Part: TypeAlias = Literal["config", "tokenizer", "weights"]
@@ -343,15 +345,14 @@ def cached_model(what: str, digest: str, make: Callable[[Path], None]) -> Path:
         ModelError: The cache cannot be written; or as `make`.
     """
     directory = cache_directory() / "models" / digest
-    if not directory.is_dir():
+    if not _is_as_made(directory):
         from filelock import FileLock
 
         try:
             directory.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(directory.with_suffix(".lock")):
-                if not directory.is_dir():
-                    with whole_directory(directory) as beside:
-                        make(beside)
+                if not _is_as_made(directory):
+                    _make(directory, make)
                     _evict(keep=directory)
         except OSError as error:
             raise ModelError(
@@ -361,6 +362,59 @@ def cached_model(what: str, digest: str, make: Callable[[Path], None]) -> Path:
     with contextlib.suppress(OSError):  # Another user's cache may be read-only.
         os.utime(directory)
     return directory
+
+
+def _make(directory: Path, make: Callable[[Path], None]) -> None:
+    if os.path.lexists(directory):
+        say(f"{directory} differs from what was converted, or was never checked: converting again")
+    for path in (directory, _manifest(directory)):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    with whole_directory(directory) as beside:
+        make(beside)
+    _write_manifest(directory, {n: digest_of(file) for n, file in _files(directory).items()})
+
+
+def _is_as_made(directory: Path) -> bool:
+    """Whether a directory has the files of its manifest; reads those whose size or time changed."""
+    try:
+        text = read_file(_manifest(directory), LARGEST_TEXT, directory.parent)
+        made = cast("dict[str, tuple[str, list[int]]]", parsed(text))
+        digests = {name: digest for name, (digest, _) in made.items()}
+        files = _files(directory)
+        touched = [name for name, file in files.items() if _state(file) != made[name][1]]
+        if files.keys() != made.keys() or any(digest_of(files[n]) != digests[n] for n in touched):
+            return False
+    # It is missing or damaged.
+    except (OSError, RunDirectoryError, ValueError, TypeError, AttributeError, LookupError):
+        return False
+    if touched:
+        with contextlib.suppress(OSError):  # Another user's cache may be read-only.
+            _write_manifest(directory, digests)
+    return True
+
+
+def _files(directory: Path) -> dict[str, Path]:
+    files = sorted(path for path in directory.rglob("*") if not path.is_dir())
+    return {str(file.relative_to(directory)): file for file in files}
+
+
+def _state(file: Path) -> list[int]:
+    """What changes when the file is written to."""
+    status = file.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def _manifest(directory: Path) -> Path:
+    return directory.with_name(f"{directory.name}.json")
+
+
+def _write_manifest(directory: Path, digests: Mapping[str, str]) -> None:
+    files = _files(directory)
+    found = {name: (digest, _state(files[name])) for name, digest in digests.items()}
+    write_whole(_manifest(directory), json.dumps(found))
 
 
 def cache_directory() -> Path:
@@ -394,3 +448,4 @@ def _evict(keep: Path) -> None:
         left -= sum(file.stat().st_size for file in model.iterdir())
         if left < 0 and model != keep:
             shutil.rmtree(model, ignore_errors=True)
+            _manifest(model).unlink(missing_ok=True)

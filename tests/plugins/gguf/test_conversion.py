@@ -120,13 +120,82 @@ def test_a_file_is_converted_once_and_found_by_what_is_in_it(
     assert base_identity(str(copy)) == identity, "the same bits, whenever it is converted"
 
 
+def _flip_as_if_untouched(path: Path) -> None:
+    status, content = path.stat(), bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "flipped, with its old time": _flip_as_if_untouched,
+    "cut": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "missing": Path.unlink,
+    "one more": lambda path: path.with_name("more.safetensors").write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_in_the_cache_is_not_as_it_was_made_is_made_anew(
+    damage: str, file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    directory = converted(file)
+    made = {path.name: path.read_bytes() for path in directory.iterdir()}
+    DAMAGES[damage](directory / "model.safetensors")
+    with as_program():
+        assert converted(file) == directory
+    assert "differs from what was converted, or was never checked" in capfd.readouterr().err
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == made
+
+
+@pytest.mark.parametrize("content", ["", '{"config.json": 5}'])
+def test_a_damaged_manifest_is_made_anew(content: str, file: Path, cache: Path) -> None:
+    manifest = cache / f"{converted(file).name}.json"
+    before = manifest.read_text()
+    manifest.write_text(content)
+    converted(file)
+    assert manifest.read_text().count("config.json") == before.count("config.json")
+
+
+def _leave_a_file(path: Path) -> None:
+    path.write_text("{}")
+
+
+KINDS: dict[str, Callable[[Path], object]] = {
+    "a file": _leave_a_file,
+    "a link to a directory": lambda path: path.symlink_to(path.parents[1]),
+}
+
+
+@pytest.mark.parametrize("which", ["model", "manifest"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_in_the_place_of_a_model_or_its_manifest_makes_room(
+    which: str, kind: str, file: Path, cache: Path
+) -> None:
+    directory = converted(file)
+    made = {path.name: path.read_bytes() for path in directory.iterdir()}
+    manifest = directory.with_name(f"{directory.name}.json")
+    kept = directory.parents[1] / "kept"
+    kept.write_text("of somebody else")
+    if which == "model":
+        shutil.rmtree(directory)
+        KINDS[kind](directory)
+    else:
+        manifest.unlink()
+        KINDS[kind](manifest)
+    assert converted(file) == directory and not directory.is_symlink()
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == made
+    assert manifest.is_file() and not manifest.is_symlink()
+    assert kept.read_text() == "of somebody else"
+
+
 def test_two_at_once_convert_a_file_once(
     file: Path, cache: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with as_program(), ThreadPoolExecutor(2) as threads:
         assert len({*threads.map(converted, [file] * 2)}) == 1
     assert capfd.readouterr().err.count("converting") == 1
-    assert [path.suffix for path in sorted(cache.iterdir())] == ["", ".lock"]
+    assert [path.suffix for path in sorted(cache.iterdir())] == ["", ".json", ".lock"]
 
 
 def test_the_least_recently_used_model_goes_first(
