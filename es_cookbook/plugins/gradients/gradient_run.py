@@ -15,7 +15,6 @@ The learner is given by the caller (`Learns`): our `Learner`, or TRL's trainer.
 import contextlib
 import dataclasses
 import json
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -33,6 +32,7 @@ from es_cookbook.checkpoints.tensors import metadata
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, EngineError, RunDirectoryError
 from es_cookbook.common.machine.cores import num_cores
+from es_cookbook.common.machine.scratch import scratch
 from es_cookbook.engines.base import Engine
 from es_cookbook.engines.torch.memory import trim
 from es_cookbook.evolution.exact import MODULUS, fingerprint_span
@@ -290,8 +290,8 @@ async def take_weights(engine: Engine, weights: Mapping[str, torch.Tensor]) -> N
     taken = {name: weight.detach().float().cpu().contiguous() for name, weight in weights.items()}
     spans = (fingerprint_span(name, weight.view(-1), 0) for name, weight in taken.items())
     fingerprint = sum(spans) % MODULUS
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "weights.safetensors"
+    with scratch() as directory:
+        path = directory / "weights.safetensors"
         save_file(taken, path, metadata(0, fingerprint))
         if await engine.restore([], path) != fingerprint:
             raise EngineError(f"the engine could not take the new weights from {path}")
