@@ -85,7 +85,7 @@ class AllTimed(TrackerBuilder):
         screen = Console(file=io.StringIO(), width=100, force_terminal=True)
         made = {
             "metrics.jsonl and rollouts.jsonl": JsonlTrackerBuilder()(run),
-            "W&B offline": WandbTrackerBuilder()(run),
+            "W&B offline": WandbTrackerBuilder(rollouts_every=1)(run),
             "TensorBoard": TensorboardTrackerBuilder()(run),
             "the live view": LiveTracker(run, screen),
         }

@@ -4,12 +4,14 @@
     es-cookbook countdown trackers.tensorboard=True                  tensorboard --logdir runs
     es-cookbook countdown trackers.trackio.project=mine              trackio show
 
-Metrics have the names of `metrics.jsonl`. If such a library fails, the tracker warns once and is
+Metrics have the names of `metrics.jsonl`; W&B also gets a table of rollouts every few generations.
+If such a library fails, the tracker warns once and is
 not used again, and the run continues. All metrics are in `metrics.jsonl` in any case.
 """
 
 import contextlib
 import contextvars
+import html
 import io
 import json
 import logging
@@ -17,7 +19,7 @@ import math
 import os
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
@@ -25,17 +27,32 @@ from typing import TYPE_CHECKING, Literal
 import chz
 from typing_extensions import override
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import not_installed
 from es_cookbook.common.files import read_file
+from es_cookbook.common.terminal import printable
 from es_cookbook.common.trust import needs_trust
+from es_cookbook.rl.types import LostRollout, TrajectoryGroup
 from es_cookbook.runs.directory.directory import TENSORBOARD, WANDB_ID, num_rewinds
 from es_cookbook.runs.files import replace_file
-from es_cookbook.runs.tracking.base import GENERATION, RunInfo, Tracker, TrackerBuilder
+from es_cookbook.runs.tracking.base import (
+    GENERATION,
+    Decode,
+    RunInfo,
+    SampledRollout,
+    Tracker,
+    TrackerBuilder,
+    choose_rollouts,
+)
 
 if TYPE_CHECKING:
     import trackio.run
     import wandb
 
+_COLUMNS = ("generation", "problem", "genome", "attempt", "tags", "reward", "prompt", "answer")
+"""Columns of a table of rollouts."""
+_MAX_CHARS = 2_000
+"""Maximum characters of a prompt or answer in such a table; longer ones are truncated."""
 _PATIENCE = 5.0
 """Time-out in seconds for W&B's server at the start of a run."""
 _LAST_UPLOAD = 60.0
@@ -119,6 +136,15 @@ class WandbTrackerBuilder(TrackerBuilder):
     wandb_group: str | None = chz.field(
         default=None, doc="group of the run in W&B: one name for the seeds of an experiment"
     )
+    rollouts_every: int = chz.field(
+        default=20, doc="generations between tables of rollouts; 0: no tables"
+    )
+    rollouts_per_table: int = chz.field(default=16, doc="rollouts per table, chosen at random")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        prefix = "trackers.wandb."
+        check_range(self, "rollouts_every", "rollouts_per_table", at_least=0, prefix=prefix)
 
     @override
     def check(self) -> None:
@@ -131,6 +157,7 @@ class WandbTrackerBuilder(TrackerBuilder):
 class _WandbTracker(_LibraryTracker):
     def __init__(self, builder: WandbTrackerBuilder, run: RunInfo) -> None:
         self._builder = builder
+        self._rows: list[list[str | int | float]] = []
         super().__init__("W&B", run)
 
     @override
@@ -139,11 +166,49 @@ class _WandbTracker(_LibraryTracker):
 
     @override
     def _log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        self._wandb.log({**metrics, GENERATION: generation}, step=generation)
+        logged: dict[str, object] = {**metrics, GENERATION: generation}
+        if self._rows:
+            import wandb
+
+            logged["rollouts"] = wandb.Table(columns=list(_COLUMNS), data=[*self._rows])
+            self._rows = []
+        self._wandb.log(logged, step=generation)
+
+    @override
+    def log_rollouts(
+        self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
+    ) -> None:
+        every, count = self._builder.rollouts_every, self._builder.rollouts_per_table
+        if self._is_on and every and generation % every == 0:
+            chosen = choose_rollouts(self._run.run_seed, generation, groups_P, count)
+            self._rows = [_row(generation, sampled, decode) for sampled in chosen]
 
     @override
     def _close(self) -> None:
         self._wandb.finish()
+
+
+def _row(generation: int, sampled: SampledRollout, decode: Decode) -> list[str | int | float]:
+    """A row of a table, without control characters and HTML from a model or an Env."""
+    rollout, prompt = sampled.rollout, ""
+    if isinstance(rollout, LostRollout):
+        answer = f"lost: {rollout.reason}"
+    else:
+        seen = [decode(tokens) for _, tokens in rollout.seen]
+        prompt = seen[0] if seen else ""
+        actions = [transition.action.text for transition in rollout.transitions]
+        later = [f"[{said}]\n{action}" for said, action in zip(seen[1:], actions[1:], strict=True)]
+        answer = "\n".join([*actions[:1], *later])
+    return [
+        *(generation, sampled.problem, sampled.genome, sampled.attempt),
+        *(_text(", ".join(sampled.tags)), sampled.reward, _text(prompt), _text(answer)),
+    ]
+
+
+def _text(text: str) -> str:
+    more = len(text) - _MAX_CHARS
+    shown = text if more <= 0 else f"{text[:_MAX_CHARS]} [{more} more characters]"
+    return html.escape(printable(shown), quote=False)
 
 
 def _is_logged_in() -> bool:

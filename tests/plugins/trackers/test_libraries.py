@@ -23,6 +23,7 @@ from es_cookbook.plugins.trackers.libraries import (
     TrackioTrackerBuilder,
     WandbTrackerBuilder,
 )
+from es_cookbook.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition
 from es_cookbook.runs.tracking.base import RunInfo
 from es_cookbook.runs.tracking.trackers import TrackersBuilder
 
@@ -113,6 +114,44 @@ def test_offline_runs_lie_in_the_run_directory_and_resume_under_the_same_id(
         ("1", "0.5"),
         ("2", "0.75"),
     ]
+
+
+HOSTILE = "<script>alert(1)</script> \x1b[31m\u202e" + "x" * 1_000_000
+
+
+def hostile_group(rewards_G: list[float]) -> TrajectoryGroup:
+    action = Action((1,), HOSTILE, "stop")
+    trajectories_G_K = [
+        [Trajectory((Transition(Observation((2, 3)), action, reward, {}, {}),))]
+        for reward in rewards_G
+    ]
+    return TrajectoryGroup(trajectories_G_K, tags=("<b>tag</b>",))
+
+
+def test_rollouts_are_a_table_of_a_bounded_number_of_escaped_texts(tmp_path: Path) -> None:
+    builder = WandbTrackerBuilder(rollouts_every=2, rollouts_per_table=3)
+    tracker = builder(RunInfo(tmp_path, '{"a": {"$class": "m:ES", "sigma": 0.5}}', 0, 3))
+    for generation in range(3):
+        tracker.log_rollouts(generation, [hostile_group([0.0] * 8)], lambda tokens_T: "<i>?</i>")
+        tracker.log(generation, {"reward/mean": 0.5})
+    tracker.close()
+    (run,) = tmp_path.glob("wandb/offline-run-*")
+    tables = [json.loads(path.read_text()) for path in run.glob("files/media/table/*.json")]
+    assert sorted({row[0] for table in tables for row in table["data"]}) == [0, 2]
+    for table in tables:
+        assert len(table["data"]) == 3
+        for row in table["data"]:
+            told = dict(zip(table["columns"], row, strict=True))
+            assert told["prompt"] == "&lt;i&gt;?&lt;/i&gt;"
+            assert told["answer"].startswith(
+                "&lt;script&gt;alert(1)&lt;/script&gt; \\x1b[31m\\u202exxx"
+            )
+            assert told["answer"].endswith(" more characters]") and len(told["answer"]) < 2_200
+            assert told["tags"] == "&lt;b&gt;tag&lt;/b&gt;"
+    (file,) = run.glob("*.wandb")
+    rows = wait_for_rows(file, 3)
+    assert [row["progress/generation"] for row in rows] == ["0", "1", "2"]
+    assert [any(key.startswith("rollouts") for key in row) for row in rows] == [True, False, True]
 
 
 def test_a_failure_inside_wandb_is_a_warning_and_the_run_goes_on(
