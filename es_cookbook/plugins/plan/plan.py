@@ -1,13 +1,13 @@
-"""Print what a run needs before it begins: memory, rollouts and tokens.
+"""Print what a run needs before it begins: memory, rollouts, tokens, and seconds on a CPU.
 
     python -m es_cookbook plan model_name=Qwen/Qwen2.5-7B-Instruct machine=8x80gb engine=vllm
-    ... machine=here
+    ... machine=laptop
 
 Only the model's config.json is read, and no GPU is needed. Options default to the main job's.
 docs/multi_gpu.md is the guide. An engine takes one GPU, or `engine.tensor_parallel_size` of them,
 and the population is divided among the engines.
 
-`Plan` has a formula per line, and the tests compare them with real engines. Left out: time,
+`Plan` has a formula per line, and the tests compare them with real engines. Left out: time on GPUs,
 experts, compressed keys, quantised weights, messages, Envs and evaluations.
 """
 
@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -25,16 +26,19 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, ModelError
+from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.names import Names
-from es_cookbook.common.terminal import GIB, say, show_bytes
+from es_cookbook.common.terminal import GIB, plural, say, show_bytes
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
+from es_cookbook.runs.tracking.jsonl import duration_in_words
 
 # Modules that need torch are imported where they are used, so that --help is fast.
 if TYPE_CHECKING:
+    import torch
     from torch import nn
     from transformers import PreTrainedModel
 
@@ -45,6 +49,13 @@ _SEARCH_SPACES = Names(
     {name: SEARCH_SPACE_NAMES[name] for name in ("low_rank", "full_rank")}, default="low_rank"
 )
 
+_LAPTOP = 8
+"""GB of a laptop's memory that a run may use."""
+_SHARE_OF_RATE = 0.75
+"""Share of the peak rate of matrix products that a generation reaches on a CPU."""
+_ROWS, _IN, _OUT = 128, 576, 1024
+"""Shape of the product whose rate is measured."""
+
 
 class Machine(NamedTuple):
     """GPUs with so many GB (10⁹ bytes) each; without GPUs, the memory of the machine."""
@@ -54,17 +65,20 @@ class Machine(NamedTuple):
 
 
 def machine_of(text: str) -> Machine:
-    """The machine that an option describes: "here", "80gb" or "8x80gb".
+    """The machine that an option describes: "here", "laptop", "80gb" or "8x80gb".
 
     Raises:
         ConfigError: It is written differently.
     """
     if text == "here":
         return _this_machine()
+    if text == "laptop":
+        return Machine(0, _LAPTOP)
     found = re.fullmatch(r"(?:([1-9]\d{0,4})x)?(\d+(?:\.\d+)?)gb", text)
     if not found or not float(found[2]):
         raise ConfigError(
-            f"machine={text}: accepted are here, the memory of a GPU (80gb), or several (8x80gb)"
+            f"machine={text}: accepted are here, laptop, the memory of a GPU (80gb), or several "
+            "(8x80gb)"
         )
     return Machine(int(found[1] or 1), float(found[2]))
 
@@ -82,11 +96,12 @@ def _this_machine() -> Machine:
 
 @chz.chz
 class PlanConfig:
-    """Print what a run needs: memory, rollouts and tokens."""
+    """Print what a run needs: memory, rollouts, tokens, and seconds on a CPU."""
 
     model_name: str = chz.field(doc="model directory (config.json is enough) or Hub name")
     machine: str = chz.field(
-        default="80gb", doc="here, the memory of a GPU (24gb), or several GPUs (8x80gb)"
+        default="80gb",
+        doc=f"here, laptop ({_LAPTOP} GB), the memory of a GPU (24gb), or several GPUs (8x80gb)",
     )
     engine: TorchEngineBuilder | VLLMEngineBuilder = _ENGINES.field("kind of engine")
     search_space: SearchSpaceBuilder = _SEARCH_SPACES.field(
@@ -291,6 +306,46 @@ class Plan:
         """Free for more genomes or longer answers."""
         return self.usable - self.fixed - self.cache
 
+    @property
+    def seconds(self) -> float:
+        """Time of a generation's products on this machine's cores.
+
+        A prompt token takes 2 · parameters operations without the head, a sampled one with it.
+        """
+        import torch
+
+        from es_cookbook.engines.torch.host import chosen_products
+
+        engine, weights = self.config.engine, cast("torch.dtype", getattr(torch, self.dtype))
+        products = getattr(engine, "products", "auto")
+        chosen = chosen_products(products, engine.dtype, weights, torch.device("cpu"))
+        head = self.vocabulary * self.hidden
+        is_tied = bool(self.model.config.get_text_config().tie_word_embeddings)
+        body = self.parameters - (1 if is_tied else 2) * head
+        rollouts = self.config.population_size * self.attempted
+        operations = 2 * rollouts * (body * self.length + head * self.config.sampled_tokens)
+        return operations / (_SHARE_OF_RATE * num_cores() * core_rate(chosen))
+
+
+def core_rate(products: "torch.dtype") -> float:
+    """Operations per second of a core in products of a dtype, measured now; int8 as float32."""
+    import torch
+    import torch.nn.functional as F
+
+    from es_cookbook.engines.torch.kernels.products import multiply, one_thread
+
+    rows, weight = torch.ones(_ROWS, _IN), torch.ones(_OUT, _IN, dtype=torch.bfloat16)
+    rounded, shortest = rows.bfloat16(), math.inf
+    with torch.inference_mode(), one_thread():
+        for _ in range(20):
+            began = time.thread_time()
+            if products == torch.bfloat16:
+                F.linear(rounded, weight)
+            else:
+                multiply(rows, weight)
+            shortest = min(shortest, time.thread_time() - began)
+    return 2 * _ROWS * _IN * _OUT / max(shortest, 1e-9)
+
 
 def check(plan: Plan) -> None:
     """Refuse what no engine would start with.
@@ -366,6 +421,10 @@ def _rows(plan: Plan) -> Iterator[tuple[str, int | str]]:
     yield f"rollouts of an engine, of {rollouts:,}", f"{plan.share * plan.attempted:,}"
     yield "tokens of prompts, all engines", f"{rollouts * config.prompt_tokens:,}"
     yield "tokens sampled, all engines", f"{rollouts * config.sampled_tokens:,}"
+    if plan.on_cpu:
+        seconds, cores = plan.seconds, plural(num_cores(), "core")
+        took = duration_in_words(seconds) if seconds >= 10 else f"{seconds:.2g} s"
+        yield f"products of a generation on {cores} of this machine, about", took
     yield f"Memory of each {_device(plan)}", ""
     yield "weights" if vllm else "weights, the base's and the centre's", plan.weights
     yield "centre, float32", plan.centre

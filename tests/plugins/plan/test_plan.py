@@ -33,6 +33,7 @@ from es_cookbook.plugins.plan.plan import (
     Plan,
     PlanConfig,
     check,
+    core_rate,
     machine_of,
     read_architecture,
     report,
@@ -149,6 +150,24 @@ def test_a_formula_gives_what_was_worked_out_by_hand(
         assert getattr(plan, name) == eval(value), name
 
 
+def test_the_time_on_a_cpu_is_that_of_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {torch.float32: 100e9, torch.bfloat16: 300e9}
+    monkeypatch.setattr("es_cookbook.plugins.plan.plan.core_rate", rates.__getitem__)
+    monkeypatch.setattr("es_cookbook.plugins.plan.plan.num_cores", lambda: 2)
+    # 8 genomes x 3 problems; 1,096 parameters, of which the tied head has 160 and prompts none.
+    operations = 2 * 24 * (936 * (5 + 4) + 160 * 4)
+    plan = small_plan(TorchEngineBuilder(device="cpu", products="bfloat16"))
+    assert plan.seconds == pytest.approx(operations / (0.75 * 2 * 300e9))
+    plan = small_plan(TorchEngineBuilder(device="cpu", products="float32"))
+    assert plan.seconds == pytest.approx(operations / (0.75 * 2 * 100e9))
+    assert "products of a generation on 2 cores of this machine" in report(plan)
+    assert "products of a generation" not in report(small_plan(TORCH))
+
+
+def test_the_rate_of_a_core_is_measured() -> None:
+    assert all(1e8 < core_rate(products) < 1e14 for products in (torch.float32, torch.bfloat16))
+
+
 # What engines really make.
 
 
@@ -253,8 +272,9 @@ def test_it_prints_a_page_that_adds_up(options: tuple[str, ...]) -> None:
             "does not fit: each GPU would need .* GiB and can give 20.29 GiB; take a larger "
             r"machine, .*engine.tensor_parallel_size \(accepted: 1, 2, 4\) splits a model",
         ),
-        ("machine=8xh100", "machine=8xh100: accepted are here, the memory of a GPU"),
-        ("machine=here engine=vllm", "engine=vllm is planned for GPUs only"),
+        ("machine=8xh100", "machine=8xh100: accepted are here, laptop, the memory of a GPU"),
+        ("machine=laptop engine=vllm", "engine=vllm is planned for GPUs only"),
+        ("machine=laptop", "does not fit: each CPU would need .* and can give 5.95 GiB"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path: Path, options: str, sentence: str) -> None:
@@ -323,10 +343,17 @@ def test_planning_takes_no_memory_for_weights(tmp_path: Path) -> None:
     [
         ("24gb", Machine(1, 24)),
         ("4x16.5gb", Machine(4, 16.5)),
+        ("laptop", Machine(0, 8)),
     ],
 )
 def test_machines_by_name(text: str, expected: Machine) -> None:
     assert machine_of(text) == expected
+
+
+def test_a_laptop_runs_on_its_cpu() -> None:
+    page = typed("plan", f"model_name={BUNDLED_MODEL}", "machine=laptop").stdout
+    assert "engines: torch with 1 x CPU, 8 GB" in page
+    assert "of this machine, about" in page
 
 
 # The guide.
