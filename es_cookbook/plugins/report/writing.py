@@ -1,8 +1,8 @@
 """The page as one file: markup, style, script and data, with nothing to fetch.
 
 The parts in `assets/` are put together unchanged. A content security policy allows only this
-script, by its digest, and no requests. Data are gzip in base64, so that nothing in them can be
-taken for markup, and the script shows them as text.
+script, by its digest, and no requests, except to the server of a page that follows a run. Data are
+gzip in base64, so that nothing in them can be taken for markup, and the script shows them as text.
 """
 
 import base64
@@ -172,8 +172,8 @@ class _ReportWriter(Tracker):
             _logger.warning("no %s: %s: %s", path / REPORT, type(error).__name__, error)
 
 
-def page(data: Mapping[str, bytes]) -> Iterator[bytes]:
-    """The page in parts."""
+def page(data: Mapping[str, bytes], follow: str = "") -> Iterator[bytes]:
+    """The page in parts; with `follow`, the data's version, it asks its server for later ones."""
     script, style = _script(), _style()
     policy = "; ".join(
         (
@@ -181,6 +181,7 @@ def page(data: Mapping[str, bytes]) -> Iterator[bytes]:
             f"script-src '{_digest(script)}'",
             f"style-src '{_digest(style)}'",
             "img-src data:",
+            *(["connect-src 'self'"] if follow else []),
             "base-uri 'none'",
             "form-action 'none'",
         )
@@ -188,6 +189,7 @@ def page(data: Mapping[str, bytes]) -> Iterator[bytes]:
     parts = {
         "policy": policy.encode(),
         "style": style.encode(),
+        "follow": follow.encode(),
         "charts": base64.b64encode(data["charts"]),
         "rollouts": base64.b64encode(data["rollouts"]),
         "script": script.encode(),

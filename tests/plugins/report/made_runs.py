@@ -56,6 +56,15 @@ def make_run(
     return path
 
 
+def grow(path: Path, generation: int) -> None:
+    """Add a generation to a run in progress."""
+    for name, line in ("rollouts", rollout(generation, 0)), ("metrics", metrics(generation)):
+        with (path / f"{name}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    with (path / "history.jsonl").open("ab") as file:
+        file.write(record(generation))
+
+
 def write(path: Path, lines: Sequence[object]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
 

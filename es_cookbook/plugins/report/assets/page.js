@@ -1,4 +1,4 @@
-// The page: its theme, and how it begins.
+// The page: its theme, how it begins, and how it follows a run.
 
 // ---- theme ---------------------------------------------------------------------------------------------------
 
@@ -63,10 +63,33 @@ function takeRollouts(packed) {
   byId("browser").hidden = !isThere;
   byId("rollouts-state").hidden = isThere;
   byId("rollouts-state").textContent = "No rollouts were recorded.";
-  browser = new Browser(byId("browser"), report, rollouts);
+  if (browser) browser.take(report, rollouts);
+  else browser = new Browser(byId("browser"), report, rollouts);
   const lengths = charts.find((chart) => chart.id === "lengths");
   lengths.update();
   lengths.draw();
+}
+
+/** Takes new data from the server of `report watch=true`, if they are of another version. */
+async function follow(version) {
+  const get = (name) => fetch(name, { cache: "no-store" });
+  const data = async (name) => unpacked(await (await get(name)).arrayBuffer());
+  for (;;) {
+    await new Promise((resolve) => setTimeout(resolve, 2000));
+    try {
+      const latest = await (await get("version")).text();
+      if (latest !== version) {
+        const [found, packed] = [await data("charts"), await data("rollouts")];
+        takeReport(found);
+        takeRollouts(packed);
+        version = latest;
+      }
+      byId("broken").hidden = true;
+    } catch {
+      byId("broken").hidden = false;
+      byId("broken").textContent = "Not connected: this report is no longer served.";
+    }
+  }
 }
 
 async function begin() {
@@ -84,6 +107,7 @@ async function begin() {
   await new Promise((resolve) => setTimeout(resolve));
   takeRollouts(await embedded("rollouts-data"));
   document.documentElement.dataset.drawn = "all";
+  if (document.body.dataset.follow) follow(document.body.dataset.follow);
 }
 
 begin().catch((error) => {

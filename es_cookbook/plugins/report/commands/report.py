@@ -2,10 +2,12 @@
 
     es-cookbook report runs/mine
     es-cookbook report runs/es-0 runs/es-1 runs/grpo output=both.html
+    es-cookbook report runs/mine watch=true
 
 The page is one HTML file that needs no network and opens from the disk. Runs that differ only in
 their seed are drawn as their mean and range, and runs of gradients beside those of evolution
-strategies. The runs may be in progress.
+strategies. The runs may be in progress. With `watch=true` no file is written: the page is served on
+127.0.0.1, and follows the runs.
 """
 
 from pathlib import Path
@@ -16,6 +18,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import printable, say
+from es_cookbook.plugins.report.serving import ReportServer
 from es_cookbook.plugins.report.writing import MEGABYTES, write_report
 from es_cookbook.runs.directory.directory import REPORT
 
@@ -35,6 +38,10 @@ class Report:
         default=MEGABYTES, doc="maximum size of the file; longer texts are cut"
     )
 
+    watch: bool = chz.field(
+        default=False, doc="serve the page on 127.0.0.1 and follow the runs, until Ctrl-C"
+    )
+
     @chz.validate
     def _consistent(self) -> None:
         check_range(self, "megabytes", at_least=1, at_most=500)
@@ -46,6 +53,10 @@ def main(report: Report) -> None:
     paths = list(dict.fromkeys(Path(path) for path in report.log_path if path))
     written = Path(report.output or (paths[0] / REPORT if len(paths) == 1 else REPORT))
     say(f"reading {', '.join(map(str, paths[:3]))}")
+    if report.watch:
+        with ReportServer(paths, report.megabytes) as server:
+            print(f"{server.url} shows the runs until Ctrl-C", flush=True)
+            server.serve_forever()
     print(printable(write_report(paths, written, megabytes=report.megabytes)), flush=True)
 
 
