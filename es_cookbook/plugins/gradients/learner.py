@@ -25,7 +25,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from es_cookbook.common.errors import ConfigError, ModelError, RunDirectoryError
-from es_cookbook.engines.torch.kernels.products import products_of
+from es_cookbook.common.terminal import say_once
+from es_cookbook.engines.torch.kernels.products import multiplies_bfloat16, products_of
 from es_cookbook.engines.torch.memory import total_bytes
 from es_cookbook.engines.vocabulary import Vocabulary
 from es_cookbook.rl.rollouts import Example
@@ -240,6 +241,11 @@ def dtype_of_products(
     if wanted == "auto":
         is_fast = base_dtype == "bfloat16" and device.type in _WITH_BFLOAT16
         return products_of(torch.bfloat16, device) if is_fast else torch.float32
+    if wanted == "bfloat16" and device.type == "cpu" and not multiplies_bfloat16():
+        say_once(
+            "products=bfloat16: this processor has no instructions for bfloat16, and such products "
+            "take several times as long as those in float32; products=auto chooses the faster"
+        )
     return torch.bfloat16 if wanted == "bfloat16" else torch.float32
 
 

@@ -97,17 +97,23 @@ def test_a_first_step_of_adamw_is_as_long_as_the_rate_and_decays_by_its_share(
         ("auto", "bfloat16", "+avx2", torch.float32),
         ("auto", "float32", "+avx512bf16", torch.float32),
         ("float32", "bfloat16", "+avx512bf16", torch.float32),
+        ("bfloat16", "bfloat16", "+avx512bf16", torch.bfloat16),
+        ("bfloat16", "bfloat16", "+avx2", torch.bfloat16),
     ],
 )
 def test_products_are_in_what_the_processor_is_fastest_in(
     monkeypatch: pytest.MonkeyPatch,
-    wanted: Literal["auto", "float32"],
+    wanted: Literal["auto", "float32", "bfloat16"],
     base_dtype: str,
     features: str,
     products: torch.dtype,
 ) -> None:
     monkeypatch.setattr(config, "CPU_FEATURES", features)
+    said: list[str] = []
+    monkeypatch.setattr(learner_module, "say_once", said.append)
     assert dtype_of_products(wanted, base_dtype, torch.device("cpu")) == products
+    is_slow = wanted == "bfloat16" and features == "+avx2"
+    assert ["take several times as long" in sentence for sentence in said] == [True] * is_slow
 
 
 def test_products_of_bfloat16_leave_the_direction(tiny_model: Callable[[str], Path]) -> None:
