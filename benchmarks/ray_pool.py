@@ -20,15 +20,20 @@ from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.engines.base import Engine
 from es_cookbook.engines.ray.pool import RayPool, RayPoolBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.evolution.genome import Step, Term
+from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.sampler import PopulationSampler, rare_garbage_collection
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.types import RLDataset, SamplingParams, TrajectoryGroup
 
 REPEATS = 9
-GENOMES_G = mirrored_pairs(GENOMES)
-STEP = Step(tuple(Term(1 + s, 0.01) for s in range(GENOMES // 2)))
+_BIG = 1 << 62
+"""Added to seeds: those of a run have 63 bits, and a small number takes fewer bytes."""
+GENOMES_G = [
+    Genome(tuple(Term(_BIG + term.seed, term.coefficient) for term in genome.terms))
+    for genome in mirrored_pairs(GENOMES)
+]
+STEP = Step(tuple(Term(_BIG + s, 0.01) for s in range(1, 1 + GENOMES // 2)))
 
 
 class Rollouts:
