@@ -63,6 +63,16 @@ def test_a_limit_of_onednn_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert products_of(torch.bfloat16, CPU) == torch.bfloat16
 
 
+@pytest.mark.parametrize(("has", "products"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_torch_says_whether_an_arm_processor_multiplies_bfloat16(
+    monkeypatch: pytest.MonkeyPatch, has: bool, products: torch.dtype
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr(config, "CPU_FEATURES", "+neon,+lse")
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has)
+    assert products_of(torch.bfloat16, CPU) == products
+
+
 @pytest.mark.parametrize(
     ("dtype", "products", "slow"),
     [

@@ -18,7 +18,7 @@ Weights keep their dtype either way, and so do the centre, the history and its f
 
 import functools
 import os
-import sys
+import platform
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -208,9 +208,10 @@ def multiplies_bfloat16() -> bool:
     allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
     if not any(word in allowed for word in ("ALL", "BF16", "FP16", "AMX", "AVX10")):
         return False
-    # Of ARM's, those of Linux: torch's builds for macOS take no such instructions.
-    of_arm = {"+bf16"} if sys.platform == "linux" else set[str]()
-    return not ({"+avx512bf16", "+amx-bf16"} | of_arm).isdisjoint(features().split(","))
+    if platform.machine() == "aarch64" and torch.backends.mkldnn.is_available():
+        # LLVM does not report ARM's `bf16`. torch tests for it before it calls oneDNN.
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return not {"+avx512bf16", "+amx-bf16"}.isdisjoint(features().split(","))
 
 
 def multiplies_int8() -> bool:
