@@ -69,7 +69,7 @@ def test_torch_says_whether_an_arm_processor_multiplies_bfloat16(
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     monkeypatch.setattr(config, "CPU_FEATURES", "+neon,+lse")
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"bf16": has})
     assert products_of(torch.bfloat16, CPU) == products
 
 

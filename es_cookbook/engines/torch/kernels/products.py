@@ -209,8 +209,8 @@ def multiplies_bfloat16() -> bool:
     if not any(word in allowed for word in ("ALL", "BF16", "FP16", "AMX", "AVX10")):
         return False
     if platform.machine() == "aarch64" and torch.backends.mkldnn.is_available():
-        # LLVM does not report ARM's `bf16`. torch tests for it before it calls oneDNN.
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        # LLVM does not report ARM's `bf16`. torch calls oneDNN where it finds it.
+        return torch.cpu.get_capabilities().get("bf16", False)
     return not {"+avx512bf16", "+amx-bf16"}.isdisjoint(features().split(","))
 
 
