@@ -32,7 +32,7 @@ class ReportServer(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(24)
         self._files = [path / name for path in log_paths for name in (HISTORY, METRICS, ROLLOUTS)]
         self._log_paths, self._megabytes = log_paths, megabytes
-        self._lock, self._version, self._seen = threading.Lock(), 0, self._sizes()
+        self._lock, self._seen = threading.Lock(), self._sizes()
         self._contents = contents(log_paths, megabytes=megabytes)
         super().__init__((_HOST, 0), _Handler)
         self.url = f"http://{_HOST}:{self.server_port}/{self.token}/"
@@ -46,9 +46,8 @@ class ReportServer(ThreadingHTTPServer):
             if (sizes := self._sizes()) != self._seen:
                 with contextlib.suppress(RunDirectoryError):  # Deleted runs are still shown.
                     self._contents = contents(self._log_paths, megabytes=self._megabytes)
-                    self._version += 1
                 self._seen = sizes
-            return str(self._version), self._contents
+            return str(sum(sizes)), self._contents
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -66,7 +65,6 @@ class _Handler(BaseHTTPRequestHandler):
         if body is None:
             return self.send_error(404)
         self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
         self.send_header("Content-Type", "application/octet-stream" if name else "text/html")
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")

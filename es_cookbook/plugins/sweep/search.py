@@ -230,14 +230,11 @@ class Study:
 
 
 def _distribution(choice: Values | Range) -> "BaseDistribution":
-    from optuna.distributions import (
-        CategoricalDistribution,
-        FloatDistribution,
-        IntDistribution,
-    )
+    from optuna import distributions
 
     if isinstance(choice, Values):
-        return CategoricalDistribution(choice.values)
+        return distributions.CategoricalDistribution(choice.values)
     if choice.is_whole:
-        return IntDistribution(int(choice.low), int(choice.high), log=choice.log)
-    return FloatDistribution(choice.low, choice.high, log=choice.log)
+        low, high = int(choice.low), int(choice.high)
+        return distributions.IntDistribution(low, high, log=choice.log)
+    return distributions.FloatDistribution(choice.low, choice.high, log=choice.log)

@@ -37,10 +37,7 @@ class Report:
     megabytes: float = chz.field(
         default=MEGABYTES, doc="maximum size of the file; longer texts are cut"
     )
-
-    watch: bool = chz.field(
-        default=False, doc="serve the page on 127.0.0.1 and follow the runs, until Ctrl-C"
-    )
+    watch: bool = chz.field(default=False, doc="serve the page on 127.0.0.1 and follow the runs")
 
     @chz.validate
     def _consistent(self) -> None:
