@@ -5,6 +5,7 @@ import functools
 import hashlib
 import itertools
 import json
+import re
 import time
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -16,6 +17,10 @@ from es_cookbook.rl.messages.message import as_json
 from es_cookbook.rl.types import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
+_PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [each for each in range(256) if each not in _PRINTED]
+_BYTES = dict(zip(map(chr, [*_PRINTED, *range(256, 324)]), _PRINTED + _OTHERS, strict=True))
+"""The characters by which byte-level tokenizers write bytes."""
 
 Piece: TypeAlias = tuple[int, str | Answer]
 """The number of an answer, and the next piece of its text, or at last all of it."""
@@ -76,7 +81,7 @@ class Reply:
             {
                 "index": at,
                 "message": self.message(at),
-                "logprobs": None,
+                "logprobs": self._of_tokens(answer) if request.draw.logprobs else None,
                 "finish_reason": answer.finish,
             }
             for at, answer in enumerate(self.in_order)
@@ -90,8 +95,10 @@ class Reply:
         """`chat.completion.chunk`s: for each answer its role, its text, and why it ended."""
         head = self._head("chat.completion.chunk", "chatcmpl")
 
-        def chunk(at: int, delta: object, finish: str | None = None) -> bytes:
-            choice = {"index": at, "delta": delta, "logprobs": None, "finish_reason": finish}
+        def chunk(
+            at: int, delta: object, finish: str | None = None, logprobs: object = None
+        ) -> bytes:
+            choice = {"index": at, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
             usage = {"usage": None} if request.usage else {}
             return event({**head, "choices": [choice], **usage})
 
@@ -101,9 +108,12 @@ class Reply:
                 sent[at] = 0
                 yield chunk(at, {"role": "assistant", "content": ""})
             content = said if isinstance(said, str) else said.content[sent[at] :]
-            if content:
+            logprobs = None
+            if request.draw.logprobs and isinstance(said, Answer):
+                logprobs = self._of_tokens(said)
+            if content or logprobs:
                 sent[at] += len(content)
-                yield chunk(at, {"content": content})
+                yield chunk(at, {"content": content}, None, logprobs)
             if isinstance(said, Answer):
                 if said.calls:
                     calls = enumerate(self._calls(at, said))
@@ -175,6 +185,16 @@ class Reply:
     def _one(self, token: int) -> str:
         return str(self.tokenizer.decode([token]))
 
+    def _of_tokens(self, answer: Answer) -> dict[str, object]:
+        """Log-probabilities of a chat's answer."""
+        content: list[dict[str, object]] = []
+        action = answer.action
+        for token, logprob in zip(action.tokens_T, action.logprobs_T or (), strict=True):
+            text = self._one(token)
+            raw = raw_bytes(text, str(self.tokenizer.convert_ids_to_tokens(token)))
+            content.append({"token": text, "logprob": logprob, "bytes": raw, "top_logprobs": []})
+        return {"content": content, "refusal": None}
+
     def _logprobs(self, prompt: Prompt, answer: Answer, asks_tops: bool) -> dict[str, object]:
         """Log-probabilities of sampled tokens, and with `tops` of the prompt's before them."""
         tokens_T, tops = answer.action.tokens_T, answer.tops
@@ -192,6 +212,20 @@ class Reply:
             "top_logprobs": best if asks_tops else None,
             "text_offset": [*itertools.accumulate(map(len, texts), initial=0)][:-1],
         }
+
+
+def raw_bytes(text: str, name: str) -> list[int] | None:
+    """The bytes of a token, which may be part of a character; None if they are not known.
+
+    Args:
+        text: decoded.
+        name: in the vocabulary.
+    """
+    if "\ufffd" not in text:
+        return list(text.encode())
+    if re.fullmatch("<0x[0-9A-F]{2}>", name):  # SentencePiece
+        return [int(name[3:5], 16)]
+    return None if set(name) - _BYTES.keys() else [_BYTES[each] for each in name]
 
 
 def as_text(value: object) -> str:

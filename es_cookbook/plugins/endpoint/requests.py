@@ -48,7 +48,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "function_call": (),
     "functions": (),
     "logit_bias": ({},),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True,),
     "prediction": (),
@@ -206,7 +205,7 @@ def read_chat(fields: JsonObject, messages: tuple[Message, ...], most: int | Non
     model = fields.text("model")
     tools = _tools(fields)
     choice = _choice(fields, tools)
-    draw = _draw(fields, most, logprobs=False)
+    draw = _draw(fields, most, fields.take("logprobs", bool, False))
     stream, usage = _stream(fields)
     _refuse_others(fields)
     return ChatRequest(model, messages, draw, tools, choice, stream, usage)

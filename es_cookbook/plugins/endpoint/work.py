@@ -93,7 +93,7 @@ class Work(Generic[RequestT]):
         self._draws = [each for each in observed for _ in range(asked.draw.n)]
 
     async def run(self, tell: Tell | None = None) -> None:
-        """Sample all answers; `tell` gets them piece by piece."""
+        """Sample all answers; `tell` gets them piece by piece, or whole with log-probabilities."""
         drawn = [self._progress(number, tell) for number in range(len(self._draws))]
         async with anyio.create_task_group() as tasks:
             for number, progress in enumerate(drawn):
@@ -124,7 +124,7 @@ class Work(Generic[RequestT]):
 
     def _progress(self, number: int, tell: Tell | None) -> Progress:
         draw = self.asked.draw
-        if tell is None:
+        if tell is None or draw.logprobs:
             return Progress()
         prompt, _ = self._draws[number]
         return _Following(StreamedText(self.model.translator.texts, prompt, draw), number, tell)

@@ -17,6 +17,7 @@ from es_cookbook.engines.base import Progress, Top
 from es_cookbook.plugins.endpoint.app import MOST_BYTES, application
 from es_cookbook.plugins.endpoint.endpoint import Endpoint, ServedModel, check_name, wrong_key
 from es_cookbook.plugins.endpoint.limits import PendingAnswers
+from es_cookbook.plugins.endpoint.replies import raw_bytes
 from es_cookbook.plugins.endpoint.requests import Draw, RefusedRequest
 from es_cookbook.plugins.endpoint.translator import Prompt, StreamedText, Translator
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
@@ -282,6 +283,28 @@ async def test_a_tool_that_is_demanded_is_called_outside_of_thoughts(opened: str
     assert speaker.prompt().count("</think>\n\n<tool_call>") == bool(opened)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_every_token_of_a_chat_has_its_log_probability_and_bytes(stream: bool) -> None:
+    text = "It is 3, über alles: € 三 🎈."
+    client, speaker = asked(text)
+    found: Any = await client.chat.completions.create(
+        model="centre", messages=QUESTION, logprobs=True, top_logprobs=0, stream=stream
+    )
+    choices = [each.choices[0] async for each in found] if stream else found.choices
+    (logprobs,) = [each.logprobs.content for each in choices if each.logprobs]
+    tokens_T = speaker.translator.tokenizer.encode(text, add_special_tokens=False)
+    assert len(logprobs) == len(tokens_T) and {each.logprob for each in logprobs} == {-0.5}
+    assert bytes(byte for each in logprobs for byte in each.bytes).decode() == text
+    assert any("\ufffd" in each.token for each in logprobs)
+    assert speaker.draws[0].logprobs
+
+
+def test_the_bytes_of_a_part_of_a_character_are_read_from_its_tokens_name() -> None:
+    assert raw_bytes("\ufffd", "<0xE2>") == [0xE2]
+    assert raw_bytes(" \ufffd", "Ġâ") == [0x20, 0xE2]
+    assert raw_bytes("\ufffd", "三?") is None
+
+
 async def test_a_tool_may_be_asked_for_by_its_name_or_forbidden() -> None:
     call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     client, speaker = asked('{"a": 5}}\n</tool_call>', 'add", "arguments": {}}</tool_call>', call)
@@ -387,10 +410,10 @@ def tool_of(**fields: object) -> dict[str, Any]:
         ({"response_format": {"type": "json_object"}}, "response_format cannot be kept here"),
         ({"logit_bias": {"5": 1}}, r"logit_bias cannot be kept here; accepted is \{\}"),
         ({"frequency_penalty": 1}, "frequency_penalty cannot be kept here; accepted is 0"),
-        ({"logprobs": True}, "logprobs cannot be kept here; accepted is false"),
+        ({"top_logprobs": 2}, "top_logprobs cannot be kept here; accepted is 0"),
         (
             {"extra_body": {"guided": 1}},
-            "guided is not read here; accepted: max_completion_tokens, ",
+            "guided is not read here; accepted: logprobs, max_completion_tokens, ",
         ),
         ({"tools": [{"type": "web_search"}]}, r"tools\[0\].type must be function, found 'web_"),
         (
