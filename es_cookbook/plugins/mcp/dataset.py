@@ -3,8 +3,8 @@
     es-cookbook train tools="mcp:python server.py" data=rows.jsonl reward=number
         model_name=Qwen/Qwen2.5-0.5B-Instruct
 
-A server is a command that speaks over its standard input and output. All rollouts share it, or each
-has its own. A command runs with your rights.
+A server is a command that speaks over its standard input and output, or the URL of one that already
+runs on this machine. All rollouts share it, or each has its own. A command runs with your rights.
 """
 
 import functools
@@ -19,7 +19,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError, not_installed
 from es_cookbook.common.machine.processes import command_of
 from es_cookbook.common.trust import needs_trust
-from es_cookbook.plugins.mcp.servers import Server, check_names, commands_in
+from es_cookbook.plugins.mcp.servers import Server, check_names, targets
 from es_cookbook.rl.data.rows import Row, filled
 from es_cookbook.rl.data.task import ScoredRows, gold_of
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
@@ -37,9 +37,9 @@ class ToolRows(ScoredRows):
     """Rows asked in a chat with tools; the turn without calls is the answer."""
 
     tools: str = chz.field(
-        doc="MCP servers whose tools the model may call: mcp:COMMAND, which no shell reads; "
-        "several with commas between them",
-        metadata=needs_trust(_servers, "are servers that are started"),
+        doc="MCP servers whose tools the model may call: mcp:COMMAND, which no shell reads, "
+        "or mcp:http://127.0.0.1:PORT/mcp; several with commas between them",
+        metadata=needs_trust(_servers, "are servers that are started or asked"),
     )
     chat: ChatOptions = chz.field(
         default_factory=ChatOptions, doc="turns, tokens and tools of a rollout"
@@ -58,18 +58,19 @@ class ToolRows(ScoredRows):
     def _valid(self) -> None:
         check_range(self, "tool_timeout", above=0)
         check_range(self, "max_chars", "at_once", at_least=1)
-        commands_in(self.tools)
+        targets(self.tools)
 
     @override
     def check(self) -> None:
         super().check()
         for server in self._servers():
-            command_of(server.command, "dataset.tools")
+            if not server.is_url:
+                command_of(server.target, "dataset.tools")
 
     def _servers(self) -> Iterator[Server]:
-        for command in commands_in(self.tools):
+        for target in targets(self.tools):
             alone = self.servers == "rollout"
-            yield Server(command, alone, self.tool_timeout, self.at_once, self.max_chars)
+            yield Server(target, alone, self.tool_timeout, self.at_once, self.max_chars)
 
     @override
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult
     from mcp.types import Tool as Described
 
+_LOOPBACK = re.compile(r"http://(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?(/[!-~]*)?")
 _NAME = re.compile(r"[\w./-]{1,128}", re.ASCII)
 """As the protocol has it."""
 MOST_TOOLS = 128
@@ -32,43 +33,50 @@ class Server:
     """A server, and how it is used.
 
     Attributes:
-        command: the program and its arguments.
-        per_rollout: each rollout that calls a tool has its own server.
+        target: a command, or the URL of a server on this machine.
+        per_rollout: each rollout that calls a tool has its own server, or session over HTTP.
         timeout: seconds for a call, and for a start.
         at_once: maximum number of pending calls to a shared server, or of rollouts with servers of
             their own.
         max_chars: longer results are cut, and say so.
     """
 
-    command: str
+    target: str
     per_rollout: bool = False
     timeout: float = 30.0
     at_once: int = 64
     max_chars: int = 4000
 
+    @property
+    def is_url(self) -> bool:
+        """Whether the server runs already."""
+        return "://" in self.target.split(" ", 1)[0]
+
     def __str__(self) -> str:
-        return f"the MCP server {one_line(cut(self.command, 100))!r}"
+        return f"the MCP server {one_line(cut(self.target, 100))!r}"
 
 
-def commands_in(tools: str) -> list[str]:
-    """The servers that `tools=` names: "mcp:" and a command, with commas between them.
+def targets(tools: str) -> list[str]:
+    """The servers that `tools=` names: "mcp:" and a command or URL, with commas between them.
 
-    >>> commands_in("mcp:python a.py --names=x,y, mcp:npx server")
-    ['python a.py --names=x,y', 'npx server']
+    >>> targets("mcp:python a.py --names=x,y, mcp:http://127.0.0.1:8000/mcp")
+    ['python a.py --names=x,y', 'http://127.0.0.1:8000/mcp']
 
     Raises:
-        ConfigError: There is none, or an address in place of a command.
+        ConfigError: There is none, or one that is not on this machine.
     """
     found = [each.strip() for each in re.split(r"(?:^|,)\s*mcp:", tools)]
     if found.pop(0) or not all(found) or not found:
         raise ConfigError(
-            f"tools={tools!r:.200}: accepted is mcp:COMMAND, several with commas between them"
+            f"tools={tools!r:.200}: accepted are mcp:COMMAND and mcp:http://127.0.0.1:PORT/mcp, "
+            "several with commas between them"
         )
-    for command in found:
-        if "://" in command.split(" ", 1)[0]:
+    for target in found:
+        if Server(target).is_url and not _LOOPBACK.fullmatch(target):
             raise ConfigError(
-                f"tools=mcp:{command:.200}: a server must be a command that speaks over standard "
-                f"input and output, for example mcp:npx mcp-remote {command:.200}"
+                f"tools=mcp:{target:.200}: a server must be on this machine, for example "
+                "mcp:http://127.0.0.1:8000/mcp (or localhost, or [::1]), or a command that speaks "
+                f"for it, such as mcp:npx mcp-remote {target:.200}"
             )
     return found
 

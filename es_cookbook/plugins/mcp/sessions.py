@@ -4,7 +4,7 @@ A session has its own task, because rollouts come and go, and any of them may op
 share. After a failure it gets no more calls: it ends when pending ones are answered, and the next
 call opens another.
 
-A server that sends too much is cut off (`es_cookbook.plugins.mcp.transports`). A server is a
+A server that sends too much is cut off (`es_cookbook.plugins.mcp.transports`). A command is a
 process group, which ends with the session.
 """
 
@@ -31,11 +31,11 @@ from pydantic import ValidationError
 from es_cookbook.common.errors import EnvError, leaves
 from es_cookbook.common.terminal import one_line
 from es_cookbook.plugins.mcp.servers import MOST_TOOLS, MCPTool, Server, checked_tools, told
-from es_cookbook.plugins.mcp.transports import Allowance, stdio
+from es_cookbook.plugins.mcp.transports import Allowance, http, stdio
 from es_cookbook.rl.messages.tools import Result, cut, failed
 
 _SECONDS_TO_END = 3.0
-"""For the process to end."""
+"""For the process, or a session over HTTP, to end."""
 
 # The library logs failures with tracebacks; they are reasons of lost rollouts already.
 for _name in ("mcp", "client"):
@@ -141,7 +141,10 @@ class Session:
     async def _live(self) -> None:
         server = self._server
         try:
-            transport = stdio(server.command, self._allowance, self._ended)
+            if server.is_url:
+                transport = http(server.target, self._allowance)
+            else:
+                transport = stdio(server.target, self._allowance, self._ended)
             with self._scope:
                 async with Client(transport, cache=None) as client:
                     self._tools = list(checked_tools(server, await _all_tools(client.session)))

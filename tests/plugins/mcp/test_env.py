@@ -1,9 +1,13 @@
 """Rollouts whose model calls tools of real servers, and of servers that misbehave."""
 
+import contextlib
 import functools
 import re
+import socket
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +57,10 @@ def picture() -> list[TextContent | ImageContent]:
     text = TextContent(type="text", text="seen")
     return [text, ImageContent(type="image", data="AAAA", mime_type="image/png")]
 
-server.run()
+if sys.argv[1:]:
+    server.run("streamable-http", port=int(sys.argv[1]))
+else:
+    server.run()
 """
 STUB = """
 import json, os, sys, time
@@ -88,6 +95,22 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("real") / "server.py"
     path.write_text(REAL)
     return f"{sys.executable} {path}"
+
+
+@pytest.fixture(scope="module")
+def url(real: str) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen([*real.split(), str(port)], stderr=subprocess.DEVNULL)
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            break
+        except OSError:
+            time.sleep(0.02)
+    yield f"http://127.0.0.1:{port}/mcp"
+    process.kill()
+    process.wait()
 
 
 @pytest.fixture
@@ -214,7 +237,10 @@ def once(name):
     [
         ("def call(*_): time.sleep(60)", r"did not answer within 2 s"),
         ("def call(*_): print('why', file=sys.stderr); os._exit(3)", "ended with exit code 3: why"),
-        ("def call(id, _): say(id=id, result={'content': 3})", "answered with what is no result"),
+        (
+            "def call(id, _): say(id=id, result={'content': 3})",
+            "something other than a tool's result",
+        ),
         ("def call(id, _): say(id=id + 7, result={})", "did not answer within"),
         ("def call(id, _): say(id=id, error={'code': -32603, 'message': 'a\\x1b'})", r"r: a\\x1b$"),
         ("def call(id, _): result(id, 'x' * 5_000_000)", "sent more than 4 MiB"),
@@ -260,7 +286,10 @@ async def test_calls_under_way_end_with_the_server_and_with_one_that_is_only_slo
         ("time.sleep(60)", "did not answer within 0.5 s"),
         ("while True: print('x' * 99_999)", "sent more than 4 MiB"),
         ("def tools(): return 3", "answered with something other than a list of tools"),
-        ("def tools(): return [{'name': 't', 'inputSchema': {'type': 3}}]", "is no list of tools"),
+        (
+            "def tools(): return [{'name': 't', 'inputSchema': {'type': 3}}]",
+            "something other than a list of tools",
+        ),
     ],
 )
 async def test_a_server_that_cannot_be_used_says_why(
@@ -337,3 +366,126 @@ def test_a_shared_server_ends_with_the_event_loop(stub: Callable[..., Server]) -
 
     anyio.run(use)
     assert not children()
+
+
+@pytest.mark.parametrize("per_rollout", [False, True])
+async def test_a_server_on_http_gives_the_same(url: str, per_rollout: bool) -> None:
+    talk = await chat(Server(url, per_rollout))
+    assert texts(await run(talk, DIVIDE)) == ["3.5"] * 3
+    assert texts(await run(talk, ToolCall("divide", {"a": 7, "b": 0})))[0].startswith("error: ")
+
+
+async def test_a_server_that_is_not_there_says_so() -> None:
+    with pytest.raises(EnvError, match="cannot be talked to: "):
+        await listed(Server("http://127.0.0.1:1/mcp"))
+
+
+HTTP = """
+import http.server, json, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def log_message(self, *_): pass
+    def begin(self, kind, code=200, **headers):
+        self.send_response(code)
+        for name, value in {"content-type": kind, "connection": "close", **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.close_connection = True
+    def reply(self, id, result):
+        self.begin("application/json")
+        self.wfile.write(json.dumps({"jsonrpc": "2.0", "id": id, "result": result}).encode())
+    def event(self, **message):
+        self.wfile.write(b"data: " + json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\\n\\n")
+    def do_GET(self):
+        print("GET", self.headers.get("last-event-id"), flush=True)
+        self.begin("text/event-stream")
+        self.wfile.write(b"retry: 0\\nid: 7\\ndata:\\n\\n")
+    def do_DELETE(self): self.begin("text/plain")
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        id, method = asked.get("id"), asked.get("method")
+        if method == "initialize":
+            about = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}}
+            self.begin("application/json", **{"mcp-session-id": "s"})
+            result = {**about, "serverInfo": {"name": "stub", "version": "1"}}
+            self.wfile.write(json.dumps({"jsonrpc": "2.0", "id": id, "result": result}).encode())
+        elif method == "tools/list":
+            self.reply(id, {"tools": [{"name": "t", "inputSchema": {"type": "object"}}]})
+        elif method == "tools/call":
+            self.call(id, {"content": [{"type": "text", "text": "done"}]})
+        else:
+            self.begin("text/plain", 404 if "id" in asked else 202)
+    def call(self, id, done):
+        CODE
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_address[1], flush=True)
+server.serve_forever()
+"""
+"""As `STUB`, over HTTP."""
+
+
+@contextlib.contextmanager
+def on_http(code: str) -> Generator[tuple[str, subprocess.Popen[str]]]:
+    """The URL of a server whose `call` is this, and its process."""
+    command = [sys.executable, "-I", "-c", HTTP.replace("CODE", code)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            yield f"http://127.0.0.1:{int(server.stdout.readline())}/mcp", server
+        finally:
+            server.kill()
+
+
+def ended(server: subprocess.Popen[str]) -> str:
+    """What it had to say when it was ended."""
+    server.kill()
+    assert server.stdout is not None
+    return server.stdout.read()
+
+
+EVENTS = "self.begin('text/event-stream'); "
+NEVER_ENDS = "\n        while True: self.event("
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("self.reply(id, done)", None),
+        (EVENTS + "self.event(id=1, method='ping'); self.event(id=id, result=done)", None),
+        (
+            EVENTS + "self.wfile.write(b'event: x\\n\\n: y\\n\\n'); self.event(id=id, result=done)",
+            None,
+        ),
+        ("self.begin('text/plain', 307)", "Unexpected content type"),
+        ("self.begin('text/plain', 500)", "Server returned an error response"),
+        ("self.reply(id, {'x': 'x' * 5_000_000})", "more than 4 MiB"),
+        ("self.reply(id, {'x': [[]] * 999_999})", "more than 32,768 values"),
+        (EVENTS + "self.event(id=id, result={'x': [[]] * 99_999})", "more than 32,768 values"),
+        (EVENTS + NEVER_ENDS + "method='x')", "more than 4 MiB"),
+        (EVENTS + NEVER_ENDS + "id='x', method='ping')", "more than 4 MiB"),
+        (EVENTS + "self.wfile.write(b'data: {')", "ended without a response$"),
+        ("import os; os._exit(1)", "Server disconnected without sending a response"),
+    ],
+)
+async def test_a_server_on_http_that_fails_loses_the_rollout_and_says_why(
+    code: str, said: str | None
+) -> None:
+    with on_http(code) as (url, server):
+        found = await run(await chat(Server(url)), CALL, genomes=GENOMES[:1])
+        if said is None:
+            assert texts(found) == ["done"]
+        else:
+            (lost,) = reasons(found)
+            assert re.search(said, lost), lost
+        assert not ended(server)  # The stream of a GET is not opened.
+
+
+async def test_a_response_on_http_is_seldom_resumed() -> None:
+    """A server that ended each at once was asked hundreds of times a second."""
+    code = EVENTS + "self.wfile.write(b'retry: 0\\nid: 7\\ndata:\\n\\n')"
+    with on_http(code) as (url, server):
+        talk = await chat(Server(url, timeout=3.5))
+        assert "did not answer" in reasons(await run(talk, CALL, genomes=GENOMES[:1])).pop()
+        assert 1 <= ended(server).count("GET 7\n") <= 5

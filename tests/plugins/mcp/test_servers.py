@@ -12,7 +12,7 @@ from es_cookbook.plugins.mcp.servers import (
     Server,
     check_names,
     checked_tools,
-    commands_in,
+    targets,
     told,
 )
 from es_cookbook.rl.messages.tools import Result
@@ -90,15 +90,27 @@ def test_two_tools_of_one_name_are_refused() -> None:
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ("python server.py", "accepted is mcp:COMMAND"),
-        ("mcp:", "accepted is"),
-        ("mcp:a,mcp:", "accepted is"),
-        ("mcp:http://127.0.0.1/mcp", "for example mcp:npx mcp-remote http://127.0.0.1/mcp"),
+        ("python server.py", "accepted are mcp:COMMAND and mcp:http://127.0.0.1:PORT/mcp"),
+        ("", "accepted are"),
+        ("mcp:", "accepted are"),
+        ("mcp:a,mcp:", "accepted are"),
+        ("mcp:http://192.0.2.1/mcp", "must be on this machine"),
+        ("mcp:https://127.0.0.1/mcp", "must be on this machine"),
+        ("mcp:http://127.0.0.1@evil.example/mcp", "must be on this machine"),
+        ("mcp:http://127.0.0.1.evil.example/mcp", "must be on this machine"),
+        ("mcp:http://127.0.0.1\\@evil.example/mcp", "must be on this machine"),
+        ("mcp:ws://127.0.0.1/mcp", "must be on this machine"),
     ],
 )
-def test_what_names_no_command_is_refused(written: str, said: str) -> None:
+def test_what_names_no_server_of_this_machine_is_refused(written: str, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        commands_in(written)
+        targets(written)
+
+
+def test_a_server_is_a_command_or_an_address_of_this_machine() -> None:
+    for url in ("http://localhost/mcp", "http://[::1]:80/", "http://127.0.0.1:8000"):
+        assert targets(f"mcp:{url}") == [url]
+    assert targets("mcp:fetch http://192.0.2.1/x") == ["fetch http://192.0.2.1/x"]
 
 
 @pytest.mark.parametrize(
