@@ -4,9 +4,9 @@
         model_name=Qwen/Qwen2.5-0.5B-Instruct
 
 A rollout runs the program on a row. The program finds `OPENAI_BASE_URL` and `OPENAI_API_KEY` in its
-environment and the row as JSON on standard input. It calls the model as often as it likes and
-prints a result (`es_cookbook.plugins.program.results`). With `rows_at_once` it lives on and takes
-rows line by line (`es_cookbook.plugins.program.workers`).
+environment and the row as JSON on standard input, or everything there (`key_in=line`). It calls the
+model as often as it likes and prints a result (`es_cookbook.plugins.program.results`). With
+`rows_at_once` it lives on and takes rows line by line (`es_cookbook.plugins.program.workers`).
 
 A program runs with your rights, or in a sandbox (`es_cookbook.plugins.program.command`). Time
 limits are those of every Env: `rollout_timeout` for the program's own work, `turn_timeout` for the
@@ -16,6 +16,7 @@ time between two requests.
 import functools
 import hashlib
 from pathlib import Path
+from typing import Literal
 
 import chz
 from typing_extensions import override
@@ -65,6 +66,11 @@ class ProgramRows(RowDatasetBuilder):
         default=32,
         doc="maximum number of answers per rollout; asking for more ends it without reward",
     )
+    key_in: Literal["environment", "line"] = chz.field(
+        default="environment",
+        doc="where a process per rollout finds address and key: in variables, as OpenAI's clients "
+        "do, or in a line like a worker's, which other processes cannot read",
+    )
 
     @chz.validate
     def _valid(self) -> None:
@@ -104,6 +110,7 @@ class ProgramRows(RowDatasetBuilder):
             self.rows_at_once,
             self.max_turns,
             tokenizer,
+            self.key_in == "line",
         )
         return ProgramProblem(functools.partial(ProgramEnv, program, row), row.where)
 

@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import functools
 import json
+from collections.abc import Mapping
 
 import anyio
 from typing_extensions import override
@@ -47,6 +48,7 @@ class Program:
         rows_at_once: rows of a worker; 0 starts a process per rollout.
         max_turns: maximum number of answers per rollout.
         tokenizer: the model's.
+        is_key_in_line: a process per rollout finds its key only on standard input.
     """
 
     command: Command
@@ -55,6 +57,7 @@ class Program:
     rows_at_once: int
     max_turns: int
     tokenizer: Tokenizer
+    is_key_in_line: bool = False
 
 
 class ProgramEnv(Env):
@@ -158,24 +161,26 @@ class ProgramEnv(Env):
         endpoint = ProgramEndpoint.current()
         url = program.command.url(endpoint)
         with endpoint.open(calls):
-            if not program.rows_at_once:
-                return await self._run_alone(url)
-            workers = Workers.current(program.command, program.rows_at_once)
-            row = {"row": dict(self._row.fields), "base_url": url, "api_key": calls.key}
-            return await workers.result(calls.key[:8], row, calls.close)
+            row = dict(self._row.fields)
+            line = {"row": row, "base_url": url, "api_key": calls.key}
+            if program.rows_at_once:
+                workers = Workers.current(program.command, program.rows_at_once)
+                return await workers.result(calls.key[:8], line, calls.close)
+            if program.is_key_in_line:
+                return await self._run_alone({}, line)
+            return await self._run_alone({"OPENAI_BASE_URL": url, "OPENAI_API_KEY": calls.key}, row)
 
-    async def _run_alone(self, url: str) -> Result:
-        """The result of a process for this row alone."""
+    async def _run_alone(self, variables: Mapping[str, str], line: Mapping[str, object]) -> Result:
+        """The result of a process for this row alone, which gets this line."""
         output = bytearray()
 
         def hear(piece: bytes) -> bool:
             output.extend(piece)
             return len(output) <= MOST_BYTES
 
-        variables = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": self._calls.key}
         process = await self._program.command.start(variables, hear)
         try:
-            process.write(json.dumps(dict(self._row.fields)).encode() + b"\n", close=True)
+            process.write(json.dumps(line).encode() + b"\n", close=True)
             await process.exited()
             self._calls.close()  # A process outside its session may still hold its output open.
             await process.wait()

@@ -315,6 +315,20 @@ async def test_what_goes_wrong_loses_the_rollout_and_says_why(
     assert not left_behind()
 
 
+@pytest.mark.parametrize("enclosed", [False, pytest.param(True, marks=needs_sandbox)])
+async def test_a_program_may_have_its_key_only_in_its_line(
+    tmp_path: Path, *, enclosed: bool
+) -> None:
+    code = """
+task = json.load(sys.stdin)
+assert task["api_key"] not in str(os.environ)
+print(json.dumps({"reward": len(ask(task["row"]["question"], task["base_url"], task["api_key"]))}))
+"""
+    sandbox = (tmp_path,) if enclosed else ()
+    groups, _ = await run([problem(tmp_path, code, is_key_in_line=True, sandbox=sandbox)])
+    assert [only(groups, g).reward for g in range(3)] == [7] * 3
+
+
 def left_behind() -> list[psutil.Process]:
     """Processes of rollouts that have ended; what was killed just now may take a moment."""
     end = time.monotonic() + 5
