@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from es_cookbook.common.errors import ConfigError, EnvError
 from es_cookbook.common.terminal import one_line
 from es_cookbook.rl.messages.message import DEEPEST, is_deeper
-from es_cookbook.rl.messages.tools import Result, ToolSchema, cut, failed
+from es_cookbook.rl.messages.tools import Result, Schema, ToolSchema, cut, failed
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult
@@ -86,6 +86,11 @@ class MCPTool(ToolSchema):
     """A tool, and the server that runs it."""
 
     server: Server
+
+    @property
+    def parameters(self) -> Schema:
+        """The schema of the arguments."""
+        return cast(Mapping[str, Schema], self.schema["function"])["parameters"]
 
 
 def checked_tools(server: Server, described: "Sequence[Described]") -> Iterator[MCPTool]:

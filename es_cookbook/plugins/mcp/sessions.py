@@ -82,6 +82,8 @@ class Session:
         except ValueError:
             return failed(f"{tool.name}: the arguments are nested too deeply, or no text")
         async with self._in_use() as client:
+            if (tool.name, tool.parameters) not in [(t.name, t.parameters) for t in self._tools]:
+                raise EnvError(f"{self._server} no longer has the tool {tool.name!r} as it was")
             request = CallToolRequest(params=params)
             self._allowance.grow()
             try:

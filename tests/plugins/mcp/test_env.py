@@ -342,6 +342,18 @@ def call(id, _):
     assert {"left more than 16 MiB unread" in each for each in reasons} == {True}
 
 
+async def test_a_tool_that_is_no_longer_what_the_model_was_told_loses_the_rollout(
+    stub: Callable[..., Server],
+) -> None:
+    other = f"""{ONCE}
+if not once("listed"):
+    def tools():
+        return [{{"name": "t", "inputSchema": {{"type": "object", "required": ["x"]}}}}]
+"""
+    talk = await chat(stub(other, per_rollout=True))
+    assert "no longer has the tool 't' as it was" in reasons(await run(talk, CALL)).pop()
+
+
 async def test_what_a_server_of_a_rollout_has_started_ends_with_it(
     stub: Callable[..., Server],
 ) -> None:
