@@ -117,8 +117,8 @@ class Agent(NamedTuple):
         command: in its folder.
         question: what a row asks of two numbers.
         numbers: that these are of.
-        metric: of held-out rows, the share that is right.
-        options: of the run, after those that all have.
+        metric: share of held-out rows that is right.
+        options: options of the run, after those that all have.
     """
 
     command: str

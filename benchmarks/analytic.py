@@ -89,7 +89,7 @@ def ours(
         builder: its settings.
         fitness: how rewards become fitness.
         problem: the function.
-        seed: of the start and of the run.
+        seed: seed of the start and of the run.
         best: watch the best genome so far, in place of the centre.
     """
     space = problem.space
@@ -123,10 +123,10 @@ def theirs(
     """One of evosax's algorithms with a mean.
 
     Args:
-        algorithm: of evosax.
+        algorithm: algorithm of evosax.
         params: its own.
         problem: the function.
-        seed: of the start, and of its noise unless that is given.
+        seed: seed of the start, and of its noise unless that is given.
         given_noise: makes its population, if given.
     """
     import jax
@@ -342,7 +342,7 @@ def ratio_row(name: str, above: Sequence[float], below: Sequence[float], paired:
     """Ratio of the medians, met unless its 90 % bootstrap interval lies wholly above 1.
 
     Args:
-        name: of the row.
+        name: name of the row.
         above: evaluations that ours needed, a seed.
         below: evosax's.
         paired: a seed is the same luck on both sides, and so is drawn for both.

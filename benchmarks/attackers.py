@@ -206,7 +206,7 @@ def half_open(server: Server, count: int) -> Iterator[float]:
 
 
 def names() -> Sequence[str]:
-    """Of all attacks by one request or connection."""
+    """Names of all attacks by one request or connection."""
     left = ["128 long answers, left", TOGETHER]
     return [*BODIES, *_forms(Server("", 0, "")), *left, "a stream that nobody reads"]
 

@@ -90,8 +90,8 @@ class Served:
 
     Attributes:
         server: how to reach it.
-        name: of its model.
-        process: of it.
+        name: name of its model.
+        process: the server's process.
         errors: the file that has its standard error.
     """
 

@@ -170,7 +170,7 @@ async def plain_generation(
 
 
 def processor_seconds() -> float:
-    """Of this process and of those that it started, as vLLM's."""
+    """Processor seconds of this process and of those that it started, as vLLM's."""
     own = psutil.Process()
     times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
     return sum(each.user + each.system for each in times)

@@ -69,7 +69,7 @@ async def train_run(log_path: Path, model: Path, space: SearchSpaceBuilder) -> P
 async def engine_answers(
     run: Path | None, model: Path, space: SearchSpaceBuilder, prompts_P: Sequence[Sequence[int]]
 ) -> Answers:
-    """Of the torch engine, its centre restored from the run's history; the base's without one."""
+    """Answers of the torch engine, with the centre of the run's history; the base's without one."""
     engine = await TorchEngineBuilder(device="cpu")(model_name=str(model), search_space=space)
     if run is not None:
         await engine.restore([record.step for record in read_history(run / "history.jsonl")])
@@ -84,7 +84,7 @@ async def engine_answers(
 def transformers_answers(
     model: PreTrainedModel | PeftModel, prompts_P: Sequence[Sequence[int]]
 ) -> Answers:
-    """Of `generate`, one prompt after the other, until the end of sequence."""
+    """Answers of `generate`, one prompt after the other, until the end of sequence."""
     answers: Answers = []
     for prompt in prompts_P:
         asked = torch.tensor([list(prompt)])
@@ -103,14 +103,14 @@ def vllm_answers(
     dtype: str,
     max_tokens: int = TOKENS,
 ) -> dict[str, Answers]:
-    """Of plain vLLM: the model's own under "", and with each adapter.
+    """Answers of plain vLLM: the model's own under "", and with each adapter.
 
     Args:
         model: a model directory.
         adapters: name -> PEFT adapter over it.
         prompts_P: tokens.
         dtype: to sample in.
-        max_tokens: of an answer.
+        max_tokens: limit on the tokens of an answer.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")

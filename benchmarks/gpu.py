@@ -389,7 +389,7 @@ class Population:
     async def seconds(
         self, contestants: Mapping[str, Callable[[], Awaitable[Mapping[str, float]]]]
     ) -> dict[str, list[Mapping[str, float]]]:
-        """Of each contestant, by turns, after the turns that warm up."""
+        """Seconds of each contestant, by turns, after the turns that warm up."""
         found: dict[str, list[Mapping[str, float]]] = {name: [] for name in contestants}
         for repeat in range(-self.sizes.warmups, self.sizes.repeats):
             for name, run in contestants.items():

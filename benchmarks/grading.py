@@ -49,7 +49,7 @@ from tools.bundled.countdown_demonstrations import demonstration, solved_problem
 REPEATS = 7
 GENOMES, PROBLEMS = 32, 16
 SECONDS = 0.05
-"""Of processor time that a grader takes."""
+"""Processor seconds that a grader takes."""
 ONE_IN = 16
 """A rollout in so many has such a grader."""
 GENOMES_G = mirrored_pairs(GENOMES)

@@ -110,7 +110,7 @@ def mirrored_pairs(number: int, sigma: float = 0.005) -> list[Genome]:
 
 
 def share_cached(stats: Mapping[str, float]) -> float:
-    """Of all prompt tokens of an engine, those whose keys and values were there."""
+    """Share of an engine's prompt tokens whose keys and values were cached."""
     return stats["cached_tokens"] / (stats["cached_tokens"] + stats["prefilled_tokens"])
 
 

@@ -52,7 +52,7 @@ TABLE, COUNTS = "<!-- table -->", "<!-- counts -->"
 """Each stands before and, with a slash, after what is written here."""
 STEPS = (Step((Term(1, 0.02), Term(2, -0.03))),)
 LEAST_SHARE = 0.01
-"""Of a model's parameters: what is less goes without saying."""
+"""Share of a model's parameters below which a part is not mentioned."""
 LEAST_PARAMETERS = 50_000_000
 """Default sizes below are a placeholder's, such as BLOOM's."""
 CPU = torch.device("cpu")
@@ -64,7 +64,7 @@ class Family:
 
     Attributes:
         path: in words; begins with "refused" or "not tried" where there is none.
-        share: of the parameters that low-rank genomes perturb, at default sizes, if there are any.
+        share: share of parameters perturbed by low-rank genomes, at default sizes, if any.
         experts: whether experts are among them.
         left_out: larger parts that are not, embeddings apart.
         difference: greatest of a log-probability.
@@ -119,7 +119,7 @@ def default_model(kind: type[PreTrainedModel]) -> PreTrainedModel | None:
 
 
 def share(model: PreTrainedModel | None) -> float | None:
-    """Of its parameters that low-rank genomes perturb."""
+    """Share of its parameters that low-rank genomes perturb."""
     if model is None:
         return None
     sizes = [math.prod(i.shape) for i in parameter_infos(model) if i.kind == "linear"]

@@ -175,7 +175,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Of a pytest session only these tests."""
+    """Select only these tests of a pytest session."""
 
     path: str
     tests: tuple[str, ...]
@@ -236,7 +236,7 @@ def run(tests: Sequence[str], plugin: object) -> int:
 
 
 def changed_lines(revision: str) -> dict[str, set[int]]:
-    """Of the package's modules, since a revision."""
+    """Changed lines of the package's modules, since a revision."""
     command = ["git", "diff", "-U0", "--diff-filter=d", revision, "--", "es_cookbook/*.py"]
     diff = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     found: dict[str, set[int]] = defaultdict(set)

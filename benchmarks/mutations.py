@@ -33,7 +33,7 @@ class Mutant:
     """A change of a module.
 
     Attributes:
-        lines: of the statement, or of the expression in one that has statements of its own.
+        lines: lines of the statement, or of the expression in one that contains statements.
         functions: outermost functions, as they are and as mutants; empty if anything else differs.
         module: all of it.
     """

@@ -68,11 +68,11 @@ def space_of(name: str) -> SearchSpaceBuilder:
 
 @dataclasses.dataclass(frozen=True)
 class Driven:
-    """What an optimizer did with made-up fitness.
+    """Steps and times of an optimizer with made-up fitness.
 
     Attributes:
-        seconds: of ask and tell in each generation.
-        steps: what it gave.
+        seconds: seconds of ask and tell in each generation.
+        steps: its steps.
     """
 
     seconds: list[float]

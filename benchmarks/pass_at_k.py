@@ -50,7 +50,7 @@ from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 
 SEEDS = (0, 1, 2)
 TIMES_HIDDEN = {"+": 4, "-": 3, "*": 2, "/": 1}
-"""Of ten."""
+"""Times in ten that each operator is hidden."""
 
 
 class HiddenOperatorEnv(ProblemEnv):

@@ -35,7 +35,7 @@ class NoisyWorker:
             parameter.data.add_(noise, alpha=scale)
 
     def num_elements(self) -> int:
-        """Of all parameters that noise is added to."""
+        """Number of elements of all parameters that noise is added to."""
         return sum(parameter.numel() for parameter in self._parameters())
 
     def _parameters(self) -> Iterator[nn.Parameter]:

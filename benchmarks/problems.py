@@ -20,7 +20,7 @@ Points: TypeAlias = NDArray[np.float32]
 Values: TypeAlias = NDArray[np.float64]
 
 NAME = "x"
-"""Of the one parameter that is searched."""
+"""Name of the one parameter that is searched."""
 
 
 def sphere(x_G_N: Points) -> Values:
@@ -52,8 +52,8 @@ class Problem:
         f: smallest at its optimum, 0.
         reach: every coordinate starts uniformly in -reach ... reach.
         n: dimensions.
-        generations: of POPULATION evaluations each: the budget.
-        sigma: of the perturbations; of the first ones where the algorithm adapts it.
+        generations: budget, in generations of POPULATION evaluations.
+        sigma: sigma of the perturbations; its initial value where the algorithm adapts it.
         learning_rate: in our units.
     """
 

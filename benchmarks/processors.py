@@ -77,7 +77,7 @@ _TORCH = "torch"
 AT_ONCE = {1: 5, 8: 3, 32: 2, 128: 1}
 """Answers at once beside llama.cpp -> repeats."""
 SLOT_TOKENS = 96
-"""Of a slot of llama.cpp: a sum takes 46 and 16."""
+"""Tokens of a slot of llama.cpp: a sum takes 46 and 16."""
 
 _T = TypeVar("_T")
 
@@ -179,7 +179,7 @@ def speed_rows(file: str, cap: str) -> list[Row]:
 def _processor_seconds(
     functions: Mapping[str, Callable[[], object]],
 ) -> dict[str, list[float]]:
-    """Of functions, by turns, once after a round that warms them up."""
+    """Processor seconds of functions, by turns, once after a warm-up round."""
     return {name: each.processor for name, each in measured(functions, repeats=1).items()}
 
 

@@ -36,11 +36,11 @@ class Job:
     """What is run, and what is wanted of it.
 
     Attributes:
-        metric: that is to rise.
+        metric: metric that should rise.
         form: the metric of the form.
-        points: to be gained.
-        minutes: most, by the clock.
-        options: of the command, beside the seed.
+        points: points to be gained.
+        minutes: most wall-clock minutes.
+        options: options of the command, besides the seed.
     """
 
     metric: str = "correct"

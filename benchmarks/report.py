@@ -139,7 +139,7 @@ def open_page(path: Path, repeats: int = 5) -> tuple[list[float], list[float], l
 
 
 def memory_of_browser() -> float:
-    """Of all of its processes, in megabytes."""
+    """Memory of all of its processes, in megabytes."""
     return sum(process.memory_full_info().pss for process in browsers()) / 1e6
 
 

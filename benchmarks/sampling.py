@@ -427,10 +427,10 @@ class Contest:
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-    """Of the repeats of one function.
+    """Seconds of the repeats of one function.
 
     Attributes:
-        clock: by the wall clock, and `processor` of all threads.
+        clock: wall-clock seconds; `processor` has those of all threads.
     """
 
     clock: list[float]

@@ -131,10 +131,10 @@ class _Impatient(selectors.SelectSelector):
 
 
 class Service:
-    """When a real engine answers a block of genomes, each at the same problems.
+    """Times at which a real engine answers a block of genomes, each at the same problems.
 
     Attributes:
-        answers: of the largest block.
+        answers: answers of the largest block.
     """
 
     def __init__(self, answers: Sequence[Action], seconds: dict[int, list[list[float]]]) -> None:
@@ -156,7 +156,7 @@ class Service:
 
 
 async def measured_service() -> Service:
-    """Of the torch engine and the bundled model on one core, in seconds of the processor."""
+    """Times of the torch engine and the bundled model on one core, in processor seconds."""
     engine = await TorchEngineBuilder(num_lanes=1)(
         model_name=str(BUNDLED_MODEL), search_space=LowRank(rank=1)
     )
@@ -298,7 +298,7 @@ class Busy:
         engines: share of their time in which engines work.
         best: time of the generation if all worked throughout on the largest blocks, over its time.
         driver: share of its core.
-        blocks: of an engine.
+        blocks: number of blocks of an engine.
     """
 
     engines: float
@@ -373,7 +373,7 @@ def unequal_rows() -> list[Row]:
 
 
 def processor_seconds(run: Callable[[], Awaitable[None]]) -> float:
-    """Of one run."""
+    """Processor seconds of one run."""
     began = time.process_time()
     anyio.run(run)
     return time.process_time() - began

@@ -35,10 +35,10 @@ class Case:
     """A model and a task.
 
     Attributes:
-        words: of the command.
-        middle: of the grid.
+        words: words of the command.
+        middle: middle of the grid.
         population: genomes.
-        metric: that is to rise.
+        metric: metric that should rise.
     """
 
     words: tuple[str, ...]
@@ -106,7 +106,7 @@ def gain(case: Case, log_path: Path, sigma: float | None) -> float:
 
 
 def seconds_of_search(case: Case) -> float:
-    """Of looking for σ alone."""
+    """Seconds of the search for σ alone."""
     command, *options = case.words
     words = ["sigma", f"recipe={command}", *options]
     done = subprocess.run(

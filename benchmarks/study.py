@@ -67,7 +67,7 @@ TASKS: Mapping[str, Mapping[str, object]] = {
 
 
 def options_of(task: str) -> list[str]:
-    """Of the command."""
+    """Options of the command."""
     options = {**_OF_ALL, "log_path": STUDY / task, **TASKS[task]}
     return [f"{name}={value}" for name, value in options.items()]
 

@@ -57,7 +57,7 @@ def save_model(path: Path) -> None:
 
 
 def processor_seconds(run: Callable[[], object]) -> float:
-    """Of all threads."""
+    """Processor seconds of all threads."""
     began = time.process_time()
     run()
     return time.process_time() - began
@@ -82,7 +82,7 @@ def head_products() -> tuple[Callable[[], None], Callable[[], None]]:
 
 
 def _status(key: str) -> float:
-    """Of this process, in MiB; on Linux."""
+    """An entry of this process's status, in MiB; Linux only."""
     line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{key}:"))
     return int(line.split()[1]) / 1024
 

@@ -45,7 +45,7 @@ from es_cookbook.rl.types import (
 
 PROBLEMS, TURNS, WRITTEN, TOLD = 16, 4, 16, 16
 SHORTEST, LONGEST, TAIL = 0.1, 10.0, 0.63
-"""Of the sleeps; a tail of log 2 / log 3 has its median at three times the shortest."""
+"""Seconds and tail of the sleeps; the median of tail log 2 / log 3 is three times the shortest."""
 ENOUGH = 8
 """Rollouts are enough while one in so many waits for the engine."""
 
@@ -66,7 +66,7 @@ class Log:
         self._times.append((*now, self.num_requests, self.num_tokens))
 
     def rates(self, enough: int) -> tuple[float, float]:
-        """Of the time in which at least so many requests are there.
+        """Rates over the time in which there are at least so many requests.
 
         Processor seconds and tokens, per second.
         """

@@ -131,7 +131,7 @@ def on_held_out(run: RunConfig, samples: int = 0, folds: Sequence[int] = (1, 0))
     """Measures greedy answers to the problems that a recipe holds out: means of its metrics.
 
     Args:
-        run: of the recipe, whose Envs are of one turn.
+        run: the recipe's run, whose Envs have one turn.
         samples: answers at temperature 1, of which as many measure pass@k too; 0: none.
         folds: those that are not shown, where the recipe has some.
     """
@@ -211,11 +211,11 @@ def make_talk(
 
     Args:
         config: how.
-        tokenizer: of `chat_tokenizer`.
+        tokenizer: result of `chat_tokenizer`.
         demonstrate: an Env of a training problem, and what to say in it.
-        num_chats: that are shown.
+        num_chats: number of chats that are shown.
         batch_size: turns a step.
-        steps: of the optimizer.
+        steps: steps of the optimizer.
         depth: layers.
     """
 

@@ -30,7 +30,7 @@ from tools.warm_start import Careless, Phase, make, on_held_out, sampled
 CHARACTERS = "0123456789+-=Ġ"  # Ġ is byte-level BPE's space
 STEPS, BATCH_SIZE, NUM_PROBLEMS = 600, 128, 20_000
 NUM_HELD_OUT = 500
-"""Of folds 0 and 1 each, the first problems: they are not demonstrated."""
+"""Number of first problems of fold 0, and of fold 1, that are not demonstrated."""
 
 
 @chz.chz

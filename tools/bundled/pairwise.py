@@ -44,7 +44,7 @@ NUM_MEASURED = 500
 ANSWERS, JUDGEMENTS = 24, 72
 """Demonstrated in a step."""
 CLARITY, BIAS = 2.5, 2.0
-"""Of judgements, and towards the first place."""
+"""Clarity of judgements, and bias towards the first place."""
 
 
 def judged(problem: Problem, first: str, second: str) -> str:

@@ -41,7 +41,7 @@ NUM_MEASURED = 1000
 CARELESS = 0.3
 """Log-odds of the careless player where cells favour neither side."""
 OPENING_MOVES = 4
-"""Of the openings of which the held-out ones are not shown."""
+"""Moves of the openings; held-out openings are not shown."""
 
 
 def urgent_moves(position: str) -> tuple[int, ...]:

@@ -32,10 +32,10 @@ class Clue:
     """One clue.
 
     Attributes:
-        kind: of wordplay.
+        kind: kind of wordplay.
         clue: indicator and letters, without the enumeration.
         answer: in small letters.
-        careless: of the same length, what comes of the same letters if the indicator is misread.
+        careless: answer of the same length and letters if the indicator is misread.
     """
 
     kind: str

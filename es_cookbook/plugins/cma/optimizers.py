@@ -132,7 +132,7 @@ class _OffsetsOptimizer(Optimizer):
 
     @abstractmethod
     def mean(self) -> Floats:
-        """Of the present distribution; a copy."""
+        """Mean of the present distribution; a copy."""
 
     @override
     def begin_after(self, steps: Sequence[Step]) -> None:

@@ -86,7 +86,7 @@ def check_tokens(asked: ChatRequest | TextRequest, lengths: Sequence[int], conte
 
     Args:
         asked: the request.
-        lengths: of its prompts, in tokens.
+        lengths: lengths of its prompts, in tokens.
         context: length that an answer may fill if the request has no `max_tokens`.
 
     Raises:

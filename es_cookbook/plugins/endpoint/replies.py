@@ -33,7 +33,7 @@ class Reply:
     Attributes:
         model: as it was requested.
         prompts: one for each group of answers.
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         answers: by number: all answers to the first prompt, then to the second, and so on.
         cached: prompt tokens with cached keys and values, if the engine reports them.
     """

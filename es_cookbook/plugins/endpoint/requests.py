@@ -68,7 +68,7 @@ class RefusedRequest(Exception):
 
     Args:
         message: one sentence.
-        status: of HTTP.
+        status: HTTP status.
         param: the invalid field.
         code: identifies the cause for programs.
     """
@@ -89,11 +89,11 @@ class Draw:
     """How answers are sampled; None leaves it to the endpoint.
 
     Attributes:
-        max_tokens: of an answer.
+        max_tokens: limit on the tokens of an answer.
         temperature: 0 is greedy.
         top_p: nucleus sampling.
         stop: strings that end an answer, and are not part of it.
-        seed: of the first answer.
+        seed: seed of the first answer.
         n: number of answers.
         logprobs: whether the tokens' log-probabilities are requested.
     """

@@ -122,7 +122,7 @@ class Served(Endpoint):
 
     Args:
         run: None if a model is served.
-        name: of the model.
+        name: name of the model.
         params: defaults of requests.
 
     Attributes:

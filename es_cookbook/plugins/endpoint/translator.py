@@ -41,11 +41,11 @@ class Prompt:
     """A prompt.
 
     Attributes:
-        tokens_T: all of it.
+        tokens_T: all of its tokens.
         opening: text that the answer begins with, which the tokens already have.
-        form: of tool calls; None if none are read.
-        renderer: of the chat; None for a text.
-        tools: that the model may call.
+        form: format of tool calls; None if none are read.
+        renderer: renderer of the chat; None for a text.
+        tools: tools that the model may call.
     """
 
     tokens_T: tuple[int, ...]
@@ -61,7 +61,7 @@ class Answer:
 
     Attributes:
         content: its text without calls, up to a stop string.
-        calls: of tools.
+        calls: tool calls.
         finish: why it ended, in OpenAI's terms: `length` if it was cut, also after a call.
         action: as it was sampled.
         tops: for the prompt's tokens after the first and for the sampled ones, if requested.
@@ -126,7 +126,7 @@ class Translator:
 
     Args:
         tokenizer: if it has no chat template, only texts are answered.
-        context_length: of the engine, in tokens.
+        context_length: context length of the engine, in tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, context_length: int) -> None:

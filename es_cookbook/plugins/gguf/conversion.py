@@ -50,7 +50,7 @@ _LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 _LLAMA3_FACTORS = (8.0, 32.0)
-"""Of Llama 3.1 and 3.2."""
+"""Factors of Llama 3.1 and 3.2."""
 _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -28,13 +28,13 @@ _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _FLOATS = {0: "float32", 1: "float16", 30: "bfloat16"}
 """ggml's number of a type that is not quantised -> torch's name."""
 _LONGEST_TEXT = 2**20
-"""Bytes of a string."""
+"""Limit on the bytes of a string."""
 _LARGEST_HEADER = 2**26
 """Bytes before the weights. As Python objects, text may take four times as many."""
 _MOST_ENTRIES = 2**21
-"""Of all arrays; a vocabulary of 250,000 tokens has a million."""
+"""Limit on the entries of all arrays; a vocabulary of 250,000 tokens has a million."""
 _MOST_KEYS = 2**16
-"""Of the metadata, and of the tensors."""
+"""Limit on the keys of the metadata, and on the tensors."""
 _EMBEDDING = "token_embd.weight"
 _NO_MODELS = {
     "adapter": "a LoRA adapter, which changes a model",

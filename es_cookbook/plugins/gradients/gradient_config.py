@@ -42,7 +42,7 @@ class GradientConfig(RunConfig):
     attempts: int = chz.field(default=16, doc="answers to each problem of a batch, the group size")
     learning_rate: float = chz.field(
         default=3e-4,
-        doc="of AdamW; 3e-4 suits models of a million weights, 1e-6 a billion",
+        doc="learning rate of AdamW; 3e-4 suits models of a million weights, 1e-6 a billion",
     )
     learning_rate_schedule: Schedule = schedule_field(
         "factor on learning_rate over the run", default="linear"

@@ -57,7 +57,7 @@ class RefusedError(Exception):
 
     Args:
         why: in a few words.
-        status: of HTTP.
+        status: HTTP status.
     """
 
     def __init__(self, why: str, status: int) -> None:

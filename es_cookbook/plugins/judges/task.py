@@ -123,7 +123,7 @@ class Comparison:
     Attributes:
         fields: the problem's row, which fills the judge's template.
         tokenizer: the model's own.
-        seed: of the tournament's draws.
+        seed: seed of the tournament's draws.
     """
 
     fields: Fields

@@ -179,7 +179,7 @@ class Tournament:
         """The win rate of each answer, NaN for one without a result, and what was judged.
 
         Args:
-            answers: of the group, with repetitions.
+            answers: the group's answers, with repetitions.
             compare: asks the judge.
             seed: for the ring.
             against: one answer with which all are compared, in place of each other.

@@ -258,7 +258,7 @@ class TokenizedProblem:
 
 
 def mean_logprob(reading: Reading) -> float:
-    """Of the tokens that were read."""
+    """Mean log-probability of the tokens that were read."""
     return math.fsum(reading.logprobs_T) / len(reading.logprobs_T)
 
 

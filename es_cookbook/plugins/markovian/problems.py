@@ -158,7 +158,7 @@ def read_problem(row: Row, tokenizer: "Tokenizer | None", lengths: tuple[int, in
     Args:
         row: one row.
         tokenizer: cuts texts; None leaves them whole, to check the rest of a row.
-        lengths: of a text alone, tokens that are asked and tokens that answer.
+        lengths: numbers of tokens of the question and of the answer, for plain texts.
 
     Raises:
         DataError: Columns of no known format, or a question or answer that is empty.

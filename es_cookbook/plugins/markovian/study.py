@@ -65,7 +65,7 @@ from es_cookbook.runs.signals import result_until_signal
 STUDY, THOUGHTS = "study.json", "thoughts.jsonl"
 _SHOWN = ("correct", "logprob", "informs", "leaks", FRAGILITY, "written", "unrelated", "useful")
 _Lines: TypeAlias = Sequence[Mapping[str, object]]
-"""Of `thoughts.jsonl`, a problem each."""
+"""Lines of `thoughts.jsonl`, one per problem."""
 
 
 @chz.chz

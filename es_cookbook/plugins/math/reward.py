@@ -279,7 +279,7 @@ def _is_readable(latex: str) -> bool:
 
 
 def _words(text: str) -> str | None:
-    r"""Of an answer in words these, as they are compared: `\text{Monday}`; None for formulas."""
+    r"""The folded words of an answer in words, such as `\text{Monday}`; None for formulas."""
     inner, folded = _TEXT.fullmatch(text.strip()), _folded(text)
     is_long = inner is not None or len(folded) > 2
     return folded if is_long and re.fullmatch(_WORD + rf"(?:[ '’-]{_WORD})*", folded) else None

@@ -283,7 +283,7 @@ class _MixtureDataset(RLDataset):
         self._streams = self._make_streams()
         window = config.curriculum.window if config.curriculum else 1
         self._solved = {kind: deque[float](maxlen=window) for kind in self._kinds}
-        """Of each kind, the mean shares solved of the last generations that had any."""
+        """For each kind, the mean share solved in each of the last generations that had any."""
         self._out_until: dict[int, int] = {}
         self._buffer = ReplayBuffer(config.replay) if config.replay else None
         self._batches: list[list[int]] = []

@@ -63,7 +63,7 @@ class ReplayBuffer:
     (`bounds`). Nothing is random: equals are taken in the order in which they came.
 
     Attributes:
-        known: of each problem, how many values it had and their mean, in the order in which they
+        known: problem -> number of its values and their mean, in the order in which problems
             came.
     """
 

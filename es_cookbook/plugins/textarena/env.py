@@ -157,9 +157,9 @@ class _TextArenaEnv(Env):
         num_players: one or two.
         player: which of them the policy is.
         opponent: who the other is, if there is one.
-        max_turns: of the policy, after which the game ends without a result.
-        seed: of the game and of a random opponent.
-        tokenizer: of what the policy is shown.
+        max_turns: turns of the policy after which the game ends without a result.
+        seed: seed of the game and of a random opponent.
+        tokenizer: tokenizer of the observations.
     """
 
     def __init__(

@@ -192,14 +192,14 @@ class _Agent:
     """The one agent of an episode.
 
     Args:
-        env: of which it is the agent.
+        env: the Env whose agent it is.
         chat: how tokens are made of messages.
-        context_length: of the engine.
+        context_length: context length of the engine.
         ask: returns the action at an observation.
 
     Attributes:
-        traces: of the runs that are over.
-        counts: of turns, tool calls and limits, over all runs.
+        traces: traces of the runs that are over.
+        counts: numbers of turns, tool calls and limits, over all runs.
     """
 
     trainable = True
@@ -267,7 +267,7 @@ class _Interaction:
     """One chat with the agent, as the library's environments hold it.
 
     Attributes:
-        trace: of it, up to now.
+        trace: its trace up to now.
     """
 
     def __init__(self, agent: _Agent, task: Task, trace: Trace, tools: Tools) -> None:

@@ -43,9 +43,9 @@ _LIBRARY = {
 }
 """Classes whose values are exchanged as they are."""
 _ITERABLES = (Iterator, KeysView, ValuesView, ItemsView)
-"""Arrive as lists."""
+"""Types that arrive as lists."""
 _MOST_ITEMS = 1_000_000
-"""Of such a list."""
+"""Limit on the items of such a list."""
 _DEPTH = 20_000
 """Recursion limit while data are written: enough for 9,000 containers in each other."""
 _ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)

@@ -86,7 +86,7 @@ def read_problem(row: Row, max_cases: int) -> Problem:
     known `solutions` (JSON).
 
     Args:
-        row: of a file or a Hub set.
+        row: row of a file or a Hub set.
         max_cases: cases used, the first ones.
 
     Raises:

@@ -96,7 +96,7 @@ class LogicEnv(ProblemEnv):
         return Grade(reward, metrics, {ANSWER: answer} if answer else None)
 
     def _last_number(self, said: str) -> str:
-        """Of an answer in whatever words, where a whole number is asked for; else all of it."""
+        """The last whole number of an answer, if a number is asked for; else all of it."""
         if not self._asks_for_number:
             return said
         return "" if (number := last_number(said)) is None else str(number)
@@ -116,7 +116,7 @@ SMALL_OPTIONS = ("min_terms=3", "max_terms=3", "min_digits=1", "max_digits=1")
 
 
 def _options(problems: "LogicDatasetBuilder") -> str | None:
-    """Of a generator: some have files, such as lists of words."""
+    """The trust that a generator's options need: some name files, such as lists of words."""
     options = parsed_options(problems.task, problems.options or ())
     return None if all(is_plain_option(value) for _, value in options) else "options:reasoning_gym"
 

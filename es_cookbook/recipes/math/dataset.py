@@ -73,7 +73,7 @@ class MathEnv(ProblemEnv):
         name: what sentences call the problem.
         gold: its answer.
         reward: compares with the field `answer` of a row.
-        style: of the prompt; says where the answer stands.
+        style: style of the prompt; says where the answer stands.
         format_weight: share of the reward for the form.
         prompt_ends_in_think: the prompt already holds the opening `<think>`.
     """

@@ -34,10 +34,10 @@ class _Story:
     """A kind of problem.
 
     Attributes:
-        name: of the kind.
+        name: name of the kind.
         text: the question, with {name}, {other}, {she}, {things}, and the numbers {a}, {b} and {c}.
         steps: each a number, an operation and a number; `1` is the first step's result.
-        largest: of a, b and c.
+        largest: largest values of a, b and c.
     """
 
     name: str

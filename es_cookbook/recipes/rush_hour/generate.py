@@ -78,7 +78,7 @@ def generate_problems(
 
     Args:
         seed: same seed, same stream.
-        folds: of 0 to 9; boards of different folds are disjoint whatever the seeds.
+        folds: from 0 to 9; boards of different folds are disjoint for all seeds.
         size: rows, and as many columns; 4 to 7.
         max_walls: each board has 0 to this many walls.
         max_moves: longest optimal solution; 5 or more.

@@ -178,7 +178,7 @@ class _OpponentEnv(Env):
         prompts: how positions are shown.
         mark: what the policy plays.
         opponent: who plays the other side.
-        seed: of the opponent's moves.
+        seed: seed of the opponent's moves.
         draw: what a draw earns; a win earns 1.
     """
 
