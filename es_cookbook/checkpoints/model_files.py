@@ -338,7 +338,7 @@ def cached_model(what: str, digest: str, make: Callable[[Path], None]) -> Path:
 
     Args:
         what: what it is made of, in words.
-        digest: of all that it follows from.
+        digest: digest of all that it follows from.
         make: fills an empty directory with it.
 
     Raises:

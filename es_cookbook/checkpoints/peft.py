@@ -31,7 +31,7 @@ from es_cookbook.evolution.spaces.factors import LoRA, StoredAdapter, factor_nam
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _LARGEST = 10**6
-"""Of a rank or an alpha."""
+"""Largest rank or alpha."""
 _READ = ("r", "lora_alpha", "use_rslora", "target_parameters")
 _WITHOUT_EFFECT = (
     # Where it comes from, and what it was trained for.

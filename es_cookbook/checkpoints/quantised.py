@@ -33,7 +33,7 @@ class QuantisedWeight(ABC):
     """A quantised weight, never written.
 
     Attributes:
-        bits: of its codes.
+        bits: bits of its codes.
     """
 
     bits: int
@@ -41,7 +41,7 @@ class QuantisedWeight(ABC):
     @property
     @abstractmethod
     def shape(self) -> torch.Size:
-        """Of the weight: (out, in)."""
+        """Shape of the weight: (out, in)."""
 
     @property
     @abstractmethod

@@ -189,7 +189,7 @@ class Snapshot:
 
     Attributes:
         generation: it is the centre after so many generations.
-        fingerprint: of the centre, as the file says.
+        fingerprint: fingerprint of the centre, as the file says.
         tensors: name -> float32 tensor, read when it is asked for.
     """
 
@@ -239,8 +239,8 @@ def restore_centre(centre: Centre, steps: Sequence[Step], snapshot: Path | None)
 
     Args:
         centre: any centre of the base, wherever it is; of a part of the parameters, too.
-        steps: all of them, from the base on.
-        snapshot: of a centre on their way, to begin at; the base if None, or if it cannot be used.
+        steps: all steps, from the base on.
+        snapshot: an earlier centre to start from; the base if None, or if it cannot be used.
     """
     if snapshot is None:
         return centre.restore(steps)

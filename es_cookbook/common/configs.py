@@ -90,12 +90,12 @@ def load_config(
     """Read a config file that must hold a `config_class`.
 
     Args:
-        path: of the file.
+        path: path of the file.
         config_class: what it must hold.
         trust: as of `config_from_json`.
         typed: options that the user gave in place of what the file has, and those that are not
             used: they may reach anything.
-        text: of the file, if it has been read.
+        text: contents of the file, if it has been read.
 
     Raises:
         ConfigError: As `config_from_json`, another class, or the file cannot be read; names it.

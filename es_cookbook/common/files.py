@@ -76,8 +76,8 @@ def opened(path: Path, most: int, within: Path | None) -> BinaryIO:
     """Open a file for reading that a stranger may have made.
 
     Args:
-        path: of the file.
-        most: bytes that it may have.
+        path: path of the file.
+        most: most bytes that it may have.
         within: the run directory, below which no link is followed; None to follow links, as in
             paths that the user types and in models (the Hub's cache consists of links).
 
@@ -198,7 +198,7 @@ def strict_json(text: str, *, halves: bool = True) -> object:
     """Parse JSON as its standard has it: finite numbers, and no key twice in an object.
 
     Args:
-        text: of strangers.
+        text: untrusted text.
         halves: strings may hold half a character, which JSON can write and UTF-8 cannot.
 
     Raises:

@@ -41,7 +41,7 @@ class Part:
         name: what a user types.
         value: "module:Class".
         distribution: whose it is, as its metadata calls it.
-        version: of the distribution.
+        version: version of the distribution.
         made_for: versions of the interface.
     """
 

@@ -379,7 +379,7 @@ def trust_option(config: object, config_json: str) -> dict[str, str]:
     """What `trust=` has to name before another program reads a config of this process.
 
     Args:
-        config: of this process.
+        config: config of this process.
         config_json: the same as text.
 
     Returns:

@@ -237,8 +237,8 @@ class Engine(Host):
         """Set the centre to the base model moved by these steps. Returns its fingerprint.
 
         Args:
-            steps: all of them, from the base on.
-            snapshot: of a centre on their way, to begin at if the engine can read it; the result is
+            steps: all steps, from the base on.
+            snapshot: an earlier centre to start from, if the engine can read it; the result is
                 the same, bit for bit.
         """
 

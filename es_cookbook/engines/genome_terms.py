@@ -46,7 +46,7 @@ class Slots(NamedTuple):
 
     @property
     def mT(self) -> "Slots":
-        """Of a weight that is stored (in, out), whose rows are inputs."""
+        """The slots of a weight stored as (in, out), whose rows are inputs."""
         return Slots(self.name, self.b.mT, self.a.mT, self.columns, self.rows)
 
 
@@ -62,19 +62,19 @@ class _Terms(NamedTuple):
 class GenomeFactors:
     """The factors of a block of genomes, ready to be written, weight by weight.
 
-    Of low-rank genomes Bᵀ goes into `Slots.a`, and scale · A, rounded to float32 and cast, into
-    `Slots.b`; term t has the ranks from t · rank on. Of adapters A and s · B do.
+    For low-rank genomes, Bᵀ goes into `Slots.a`, and scale · A, rounded to float32 and cast, into
+    `Slots.b`; term t has the ranks from t · rank on. For adapters, these are A and s · B.
 
     Args:
         genomes_G: a block of the population.
         space: what they perturb, by low-rank terms or by an adapter.
         device: where their factors are made: the CPU, or one that `noise_device` returns.
-        centre: what adapters begin at.
-        places_G: of adapters, in the slots; 0, 1, ... if not given, as those of low-rank genomes.
+        centre: where adapters start.
+        places_G: adapters' places in the slots; 0, 1, ... if not given, as for low-rank genomes.
 
     Attributes:
-        num_genomes: how many they are.
-        num_ranks: the most ranks that one of them has.
+        num_genomes: number of genomes.
+        num_ranks: largest number of ranks of a genome.
 
     Raises:
         EngineError: A low-rank one is given by coordinates.

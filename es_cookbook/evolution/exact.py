@@ -37,7 +37,7 @@ from es_cookbook.evolution.noise import Part
 from es_cookbook.evolution.spaces.base import PIECE, AddTerms, as_array
 
 MODULUS = 2**64
-"""Of fingerprints."""
+"""Modulus of fingerprints."""
 DEVICE_PIECE = 2**24
 """Elements that torch works on at once: temporaries of up to 128 MiB each."""
 

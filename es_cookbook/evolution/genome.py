@@ -231,7 +231,7 @@ class MuonRule(Rule):
 
     Attributes:
         scale: RMS of the plain sum, √(Σ c²), where nothing is a factor on it.
-        iterations: of Newton and Schulz.
+        iterations: number of Newton–Schulz iterations.
     """
 
     scale: float
@@ -253,7 +253,7 @@ class OffsetsRule(Rule):
     """Sets the centre to the base plus these offsets, wherever it was.
 
     Attributes:
-        offsets: of the whole search space.
+        offsets: offsets of the whole search space.
         moved: RMS of the difference from the previous centre.
     """
 

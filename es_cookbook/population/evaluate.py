@@ -64,8 +64,8 @@ async def evaluate(
     Args:
         sampler: knows the engine, and how to sample otherwise.
         env_group_builders_P: the problems.
-        attempts: at each problem.
-        temperature: of the attempts; 0 is greedy.
+        attempts: attempts at each problem.
+        temperature: temperature of the attempts; 0 is greedy.
         extra_P: problems that are attempted too, for their Envs' metrics alone: a regulariser's.
 
     Returns:

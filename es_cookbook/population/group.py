@@ -180,7 +180,7 @@ class RolloutGroup:
         builder: the problem.
         engine: answers where an Env asks the centre or the base.
         sampling: how policies sample, unless their Env asks otherwise.
-        num_genomes: of the population.
+        num_genomes: number of genomes of the population.
         seeds_K: for each attempt, the sampling seed of its n-th call; the same for every genome.
         watch: stops what has control for too long.
         ended: is told of each attempt that has.

@@ -440,8 +440,8 @@ def compare(
     Args:
         first: results of one policy.
         second: results of another.
-        metric: that both reported.
-        seed: of the bootstrap.
+        metric: a metric that both reported.
+        seed: seed of the bootstrap.
         problems: indices of the problems to compare; None: all.
 
     Raises:

@@ -56,7 +56,7 @@ from es_cookbook.rl.types import (
 _MOST_KINDS = 20
 """Kinds of lost rollouts that are told, and tracebacks that are kept."""
 _MOST_CHARS = 8_000
-"""Of a traceback: its end says what happened."""
+"""Most characters kept of a traceback, its end: that says what happened."""
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000
 _Loss: TypeAlias = tuple[str, int, LostRollout]
 """Name of the problem, number of the genome, and what happened."""
@@ -74,9 +74,9 @@ class Rollouts:
 
     Attributes:
         generation: None of an evaluation.
-        count: of all of them.
-        began: when, by `time.monotonic`.
-        num_done: that have ended; of them `num_lost` were lost.
+        count: number of all rollouts.
+        began: start time, by `time.monotonic`.
+        num_done: number of rollouts that have ended, `num_lost` of them lost.
         is_over: all have ended, or the run has.
     """
 
@@ -100,7 +100,7 @@ class Rollouts:
 
     @property
     def mean_reward(self) -> float:
-        """Of those that have ended and have one of their own; NaN without any."""
+        """Mean over ended rollouts with a reward of their own; NaN if there are none."""
         return self._total / self._num_rewards if self._num_rewards else math.nan
 
     @property

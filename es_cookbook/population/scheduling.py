@@ -134,7 +134,7 @@ class InOrder(Generic[_T]):
     Attributes:
         attempt: attempts one, which may overlap with the next one.
         engine: takes the steps, once all genomes around the centre before them are loaded.
-        num_generations: of the run.
+        num_generations: number of generations of the run.
         centre_of: around which centre a generation stands: its own, or the one before.
         take_held_back: has the engine take the step of the last recorded generation, where the
             first to come begins around the centre before it; None: the engine has it.

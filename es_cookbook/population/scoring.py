@@ -55,8 +55,8 @@ class Scored:
     """Scores and metrics of a generation's rollouts.
 
     Attributes:
-        scores_P_G: of the batch's problems, NaN where a genome has none. A problem is a row of them
-            where the batch is dealt out to pairs.
+        scores_P_G: scores on the batch's problems, NaN if a genome has none. If the batch is dealt
+            out to pairs, a problem is a row of it.
         fitness_G: one number a genome.
         batch_groups_P: rollouts of each of the batch's problems, by the genomes that attempted it,
             or the centre.
@@ -84,7 +84,7 @@ class Scoring:
         objective: from attempts to scores.
         fitness: from scores to fitness.
         regularisers: weight and problems of each, as `loaded` returns them.
-        num_pairs: of genomes, to which the batch is dealt out; 0: all attempt all of it.
+        num_pairs: pairs of genomes that the batch is dealt out to; 0: all attempt all of it.
         solved_T: mean share solved in each recorded generation that has results, in order.
     """
 

@@ -141,7 +141,7 @@ class ProblemGroupBuilder(EnvGroupBuilder):
 
     @property
     def digests(self) -> tuple[int, ...]:
-        """Of its contents, and of its prompt where it has one turn."""
+        """Digests of its contents, and of its prompt if it has one turn."""
         env = self.make_env()
         if not isinstance(env, ProblemEnv):
             return self.contents
@@ -183,8 +183,8 @@ class ProblemGroupBuilder(EnvGroupBuilder):
         """Grade its gold answer as a model says it; that of several turns is so by `check`.
 
         Args:
-            texts: of the model's tokenizer.
-            stop: of the sampling parameters.
+            texts: texts of the model's tokenizer.
+            stop: `stop` of the sampling parameters.
 
         Raises:
             DataError: It earns less than as a text; says what is lost on the way.

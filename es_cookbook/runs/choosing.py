@@ -176,7 +176,7 @@ def sized(config: Config, look: Look, counts: tuple[int, int], seconds: float) -
     """Sizes for the options in `config.size`, and the time of a run of these sizes.
 
     Args:
-        config: of the run.
+        config: config of the run.
         look: at the centre's answers, with a pace.
         counts: number of training problems, and of held-out ones.
         seconds: for generations and evaluations.
@@ -220,7 +220,7 @@ def rollouts_of(config: Config) -> int:
 
 
 def _seconds_of(look: Look, length: float) -> float:
-    """Of a rollout with as many turns as in the first answers."""
+    """Seconds of a rollout with as many turns as in the first answers."""
     turns = max(1.0, len(look.answers) / look.num_rollouts)
     prompt = float(np.mean([answer.prompt_tokens for answer in look.answers]))
     seconds = cast(Pace, look.pace).seconds(prompt, length)

@@ -189,7 +189,7 @@ class RunConfig(ABC):
         Args:
             engine: samples.
             log_path: run directory in which lost rollouts are logged; not logged if None.
-            sampling: of every generation, for one attempt per genome; the run's own if None.
+            sampling: sampling of every generation, one attempt per genome; the run's own if None.
             seed: for the sampling seeds; the run's own if None.
         """
         return PopulationSampler(

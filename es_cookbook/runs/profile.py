@@ -39,7 +39,7 @@ class Profile(Spans):
     """Collects the spans of a run, and writes them at its end.
 
     Args:
-        path: of the trace.
+        path: path of the trace.
     """
 
     def __init__(self, path: Path) -> None:

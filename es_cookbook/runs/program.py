@@ -73,8 +73,8 @@ async def train(config: Config, recorded: Recorded | None = None) -> None:
     """Train, or go on training; a run that is complete is left as it is.
 
     Args:
-        config: of the run.
-        recorded: in the run directory, if the caller has it locked.
+        config: config of the run.
+        recorded: contents of the run directory, if the caller has locked it.
 
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
@@ -139,7 +139,7 @@ def train_and_tell(
 
     Args:
         config: an empty log_path is one of this name.
-        name: of what is trained, in that path.
+        name: name of what is trained, in that path.
         began: when the command did, by `time.monotonic`; now if None.
         recorded: as for `train`.
     """
@@ -197,7 +197,7 @@ def program(
     """The program of a recipe.
 
     Args:
-        name: of the recipe, with which the names of its run directories begin.
+        name: name of the recipe; names of its run directories begin with it.
         config_class: its Config.
 
     Returns:

@@ -96,8 +96,8 @@ class RecordedRun:
 
     Attributes:
         header: None if it is not recorded yet, and for gradients.
-        records: of the generations, in order; none for gradients.
-        model_name: of the base; for gradients, the run directory.
+        records: records of the generations, in order; none for gradients.
+        model_name: name of the base; for gradients, the run directory.
     """
 
     def __init__(self, recorded: Recorded, config: RunConfig, model_name: str) -> None:
@@ -245,7 +245,7 @@ class Played:
 
     Attributes:
         problem: its name, or "".
-        reward: of the Env; NaN for a lost rollout.
+        reward: reward of the Env; NaN for a lost rollout.
         without_group_reward: whether a reward that compares genomes was left out.
     """
 

@@ -103,7 +103,7 @@ class Recorder:
         tracker: takes metrics and rollouts.
         progress: rollouts and tokens so far.
         evaluate: measures the model on held-out problems: metrics `test/...`.
-        spans: of the profile.
+        spans: spans of the profile.
         evaluated: held-out metrics of the model that the current generation starts from.
     """
 
@@ -174,7 +174,7 @@ class Recorder:
         Args:
             generation: its number.
             groups_P: its rollouts.
-            metrics: of the method that moves the model.
+            metrics: metrics of the method that moves the model.
             keep: writes the state to resume from.
 
         Raises:

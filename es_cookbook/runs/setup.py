@@ -102,7 +102,7 @@ async def opened(
     """Open a run, new or recorded, and close it in the end; yields None if it is complete.
 
     Args:
-        mover: of the run.
+        mover: mover of the run.
         recorded: the contents of its directory, if the caller has locked it.
 
     Raises:
@@ -162,8 +162,8 @@ def begin_recording(
     """Record the training problems of a run, and open its trackers.
 
     Args:
-        config: of the run.
-        info: about it.
+        config: config of the run.
+        info: information about the run.
         sampler: evaluates the model.
         datasets: its problems.
         stack: closes the trackers.

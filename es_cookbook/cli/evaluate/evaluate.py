@@ -123,9 +123,9 @@ def resolve(
     """What is measured and on which problems; only inside `run_cli`.
 
     Args:
-        config: of the command.
+        config: config of the command.
         fields: options of a run as the user typed them.
-        attempts: at each problem; None: the run's `eval_attempts`.
+        attempts: attempts at each problem; None: the run's `eval_attempts`.
 
     Raises:
         ESCookbookError: The run or the model is not there, or cannot be measured like that.

@@ -50,8 +50,8 @@ def compiled(
 
     Args:
         signature: types of the arguments, in numba's words or as its types.
-        version: of what the loop is made of outside its module, whose changes numba would not see:
-            it keeps machine code by the module's own time and the function's name.
+        version: version of what the loop uses from outside its module, whose changes numba would
+            not see: it keeps machine code by the module's own time and the function's name.
         fastmath: with these flags, for sums whose bits need not be the same everywhere.
     """
     how = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}

@@ -94,8 +94,8 @@ def usable_cores(cpus: frozenset[int], root: Path = _ROOT) -> int:
     """Cores of some CPUs that are worth a thread each, within the quota.
 
     Args:
-        cpus: that may be used.
-        root: of the file system that describes them.
+        cpus: CPUs that may be used.
+        root: root of the file system that describes them.
     """
     if root == _ROOT and sys.platform != "linux":
         known = _performance_cores() or psutil.cpu_count(logical=False) or len(cpus)

@@ -56,7 +56,7 @@ class Cluster:
     Attributes:
         is_private: it was started here, and has what this machine has.
         num_cpus: cores of one engine, and so its threads.
-        share: of the machine, of one engine of a private Ray; None: that of its threads.
+        share: one engine's share of the machine in a private Ray; None: the share of its threads.
         num_gpus: GPUs of one engine, or a share of one.
     """
 

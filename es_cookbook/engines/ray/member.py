@@ -54,7 +54,7 @@ class _Mailbox:
     many at a time as there are. For the tasks of one event loop.
 
     Args:
-        counters: of the pool, by the names of its stats.
+        counters: counters of the pool, by the names of its stats.
         timeout: seconds without any answer, while there are requests, after which a process hangs.
         on_failure: called when the process dies, hangs or cannot answer.
     """

@@ -113,7 +113,7 @@ class SequenceTable:
             array[: len(order)] = array[order]
 
     def places(self, sequences: np.ndarray, length: int) -> torch.Tensor:
-        """Of the first positions of sequences, (sequences, length); 0 for a negative one."""
+        """Places of sequences' first positions, (sequences, length); 0 for a negative sequence."""
         at = np.arange(length)
         begins, shifts = self.begins_S_R[sequences], self.shifts_S_R[sequences]
         run = (begins[:, :, None] <= at).sum(axis=1) - 1
@@ -129,7 +129,7 @@ class TokenCache:
     0 is where rows of no request write.
 
     Args:
-        num_blocks: of `STEP` places each, at most.
+        num_blocks: most blocks, of `STEP` places each.
 
     Attributes:
         num_reached: blocks that have been in use.
@@ -215,8 +215,8 @@ class KernelRows:
     """Tokens of any sequences on the CPU, after those that they see.
 
     Args:
-        sequences_T: of each row; negative for rows of no request.
-        positions_T: of each row, in its sequence.
+        sequences_T: sequence of each row; negative for rows of no request.
+        positions_T: position of each row in its sequence.
         table: where sequences lie.
         cache: where keys and values go.
     """
@@ -351,9 +351,9 @@ class _PromptGroup:
     Attributes:
         rows_B_L: flat row of each new token, beyond a prompt's end that of its last one.
         positions_B_L: and its position.
-        places_B_W: of the whole prompts.
+        places_B_W: places of the whole prompts.
         tokens_T: which of these B · L are tokens.
-        rows_T: of those alone.
+        rows_T: rows of these tokens alone.
     """
 
     rows_B_L: torch.Tensor

@@ -310,7 +310,7 @@ class _Span:
 
     @property
     def num_scored(self) -> int:
-        """Of a logprobs request: how many, the last ones, come before a token that is scored."""
+        """Number of tokens, the last ones, that precede a scored token of a logprobs request."""
         return self.end - max(self.first, self.work.num_prompt - 1)
 
 

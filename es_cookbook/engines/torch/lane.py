@@ -233,8 +233,8 @@ class Lane:
     Args:
         forward: runs the batches.
         plan: what it may take of memory.
-        texts: of finished requests.
-        ends: tokens that end one.
+        texts: texts of finished requests.
+        ends: tokens that end a request.
         deliver: called with finished requests and their results or errors.
         tell: called with followed requests and their tokens up to now.
         served: called with when it began to run requests and when none was left.

@@ -101,9 +101,9 @@ def flat_cache_size(
 
     Args:
         model: is not changed.
-        context_length: over which attention has to be causal.
-        layers: of which layer of `model` each one is like, where it is the beginning of a larger
-            model; None if it is all of it.
+        context_length: length over which attention has to be causal.
+        layers: index of the layer of `model` that each layer is like, if `model` is the beginning
+            of a larger one; None if it is the whole model.
         on_cpu: whether the cache will be there, as the kernel wants it.
 
     Raises:
@@ -132,7 +132,7 @@ def flat_cache_size(
 
 
 def _bytes_of_token(key: torch.Tensor, value: torch.Tensor, on_cpu: bool) -> int:
-    """Of one token's keys and values, (1, kv heads, tokens, d) each, as the cache has them."""
+    """Bytes of one token in the cache; key and value are (1, kv heads, tokens, d)."""
     columns = round_up(value.shape[3], STEP) if on_cpu else value.shape[3]
     elements = key[0, :, 0].numel() + value.shape[1] * columns
     return elements * (torch.float32.itemsize if on_cpu else key.element_size())
@@ -194,11 +194,11 @@ def _is_causal(mask: _Mask, window: int | None, context_length: int) -> bool:
 
 CACHE_SHARE, GENOME_SHARE, WORK_SHARE = 0.5, 0.25, 0.25
 _ENDED_SHARE = 0.25
-"""Of the caches' share, for what no request reads, if the user leaves that open."""
+"""Share of the caches for blocks that no request reads, if the user leaves that open."""
 BYTES_OF_LOGIT = 8
-"""Of one number of one row, while a token is chosen: in float32, and before that in bfloat16."""
+"""Bytes of a logit of a row while a token is chosen: in float32, and before that in bfloat16."""
 INT8_BYTES = 1.125
-"""Of a weight for products in int8, with its part of a scale (`kernels.int8`)."""
+"""Bytes of a weight for products in int8, with its part of a scale (`kernels.int8`)."""
 _MULTIPLY_ALONE = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """Model types whose modules only multiply by their linear weights, except for the output head:
 packed copies of the same size free the weights' memory. For others both are counted."""
@@ -214,8 +214,8 @@ def weight_bytes(
     Args:
         model: may be without its weights.
         space: what genomes perturb of it.
-        size: of a number.
-        packed: bytes of a number in packed copies of linear weights.
+        size: bytes per element.
+        packed: bytes per element of packed copies of linear weights.
 
     Returns:
         Bytes of the model as loaded; of what samples beside it, linear and perturbed weights and
@@ -285,11 +285,11 @@ def trim() -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CachePlan:
-    """How what is kept of tokens is divided.
+    """How the memory for tokens is divided.
 
     Attributes:
-        size: of a request.
-        num_lanes: that run batches.
+        size: cache size of a request.
+        num_lanes: number of lanes, which run batches.
         lane_bytes: for each lane.
         max_rows: requests that one lane decodes together.
         context_length: most tokens of a request.
@@ -371,11 +371,11 @@ class Memory:
         First the lanes become fewer, then the rows of a lane, then the context shorter if it may.
 
         Args:
-            size: of a request.
-            num_lanes: wanted.
-            max_rows: wanted, over all lanes.
-            vocabulary_size: of the model, whose logits take part of the memory for work.
-            context_length: wanted.
+            size: cache size of a request.
+            num_lanes: wanted number of lanes.
+            max_rows: wanted rows over all lanes.
+            vocabulary_size: the model's; its logits take part of the memory for work.
+            context_length: wanted length.
             may_shorten: whether the user left the context's length open.
 
         Raises:

@@ -330,7 +330,7 @@ def _of_rows(function: _OfRows, caches: Sequence[object]) -> object:
 
 
 def _select(rows: torch.Tensor, num_rows: int) -> _OfRows:
-    """Of one cache: these of its rows."""
+    """Select these rows of one cache."""
 
     def select(parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return parts[0][rows] if _has_rows(parts[0], num_rows) else parts[0]
@@ -339,7 +339,7 @@ def _select(rows: torch.Tensor, num_rows: int) -> _OfRows:
 
 
 def _join(num_rows: Sequence[int]) -> _OfRows:
-    """All rows of several caches that have so many."""
+    """Join all rows of several caches, which have `num_rows` each."""
 
     def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
         have_rows = [_has_rows(part, n) for part, n in zip(parts, num_rows, strict=True)]

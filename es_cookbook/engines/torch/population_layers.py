@@ -184,7 +184,7 @@ class Batch:
         head_factors: the same for the rows of the output head, one row a block; None where rows are
             the blocks.
         live: rows from here on belong to no request: products need not be computed, and are 0.
-        layer: of attention, that ran last, and what linear layers made `last`.
+        layer: attention layer that ran last; `last`: last output of a linear layer.
     """
 
     attention: AttentionRows | None = None

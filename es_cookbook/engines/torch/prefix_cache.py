@@ -85,11 +85,11 @@ class PrefixCache:
     """Blocks of a cache, and what is kept in them. Thread-safe: all lanes share it.
 
     Args:
-        cache: of which the blocks are.
-        max_idle: most blocks of which no request reads; at 0 nothing is shared.
+        cache: the cache whose blocks these are.
+        max_idle: most blocks that no request reads; at 0 nothing is shared.
 
     Attributes:
-        version: of the weights; a request that came before it changed shares nothing.
+        version: version of the weights; a request that came before it changed shares nothing.
     """
 
     def __init__(self, cache: TokenCache, max_idle: int) -> None:
@@ -315,7 +315,7 @@ def _blocks(runs: Sequence[Run], first: int, end: int) -> list[int]:
 
 
 def _pieces(runs: Sequence[Run], first: int, end: int) -> list[tuple[int, int, int]]:
-    """Of each run the positions from `first` to one before `end`, as bounds, and its shift."""
+    """Bounds of each run's positions in `first` ... `end` - 1, and the run's shift."""
     if len(runs) == 1 and first < end:  # nearly always
         return [(first, end, runs[0][1])]
     begins = [begin for begin, _ in runs]

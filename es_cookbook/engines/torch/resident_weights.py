@@ -243,7 +243,7 @@ class ResidentWeights:
 
 
 def packed_bytes(space: SearchSpace, products: torch.dtype, device: torch.device) -> float:
-    """Of a number in packed copies of the centre's weights, with which an engine computes.
+    """Bytes per element of the packed copies of the centre's weights that an engine computes with.
 
     0 where there are none; genomes have none.
     """
@@ -361,7 +361,7 @@ def elements_of_row(group: LinearGroup | ExpertGroup, rank: int, num_members: in
 def _row_shapes(
     group: LinearGroup | ExpertGroup, rank: int, num_members: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of A and B of one genome, as they are in memory; see `LowRankTable`."""
+    """Shapes of one genome's A and B in memory; see `LowRankTable`."""
     if isinstance(group, ExpertGroup):
         experts, outs, ins = group.weight.shape
         return (experts, rank, outs), (experts, rank, ins)

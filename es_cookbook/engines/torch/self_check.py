@@ -78,7 +78,7 @@ LARGE = 1 << 28
 _SEQUENCE = 12
 _DECODED = 3
 _BLOCKS = 64
-"""Of the cache: more than all requests need."""
+"""Blocks of the cache: more than all requests need."""
 _VOCABULARY = 512
 _SEED = 1
 _SHARE = 0.3

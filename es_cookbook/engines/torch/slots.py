@@ -36,9 +36,9 @@ from es_cookbook.engines.torch.population_layers import (
 from es_cookbook.engines.vocabulary import keep_tokens
 
 _LOGITS_AT_ONCE = 1 << 23
-"""Of which copies are made on a GPU, in float32 or float64, and of these copies again."""
+"""Logits copied at a time on a GPU, in float32 or float64, with further copies of these."""
 SCORED_BYTES, SCORED_BYTES_OF_GPU = 1 << 27, 1 << 31
-"""Of logits, in float32, that are made at a time to score: with a large vocabulary enough rows for
+"""Bytes of float32 logits computed at a time when scoring: with a large vocabulary enough rows for
 a product to be as fast as with more, 128 of 262,144 tokens. GPUs want more rows."""
 _BYTES_OF_LOGIT = 4
 _NOBODY = -1
@@ -51,8 +51,8 @@ class Work:
     Attributes:
         model: the weights that answer, and `row`, their row of the low-rank tables.
         limit: most tokens to sample; 0 for a logprobs request.
-        version: of the weights when it came, for what is kept of it.
-        wants_tops: of a logprobs request: the most probable tokens are asked as well.
+        version: version of the weights when it came, for what is kept of it.
+        wants_tops: a logprobs request also asks for the most probable tokens.
         cancelled: set by the caller's side; the lane then forgets the request.
     """
 
@@ -101,8 +101,8 @@ class SlotTable:
         tokens: sampled tokens, and `logprobs` theirs where `wants_logprobs`.
         has_stops: whether the slot's request has its own stop conditions.
         followed: whether the slot's tokens are reported as they come.
-        temperature: of the slot's request, and `top_p`; `uniforms` are its random numbers by token
-            index.
+        temperature: that of the slot's request, like `top_p`; `uniforms` are its random numbers by
+            token index.
         genome_of_block: the genome of each block, or -1.
     """
 
@@ -238,14 +238,14 @@ class Forward(ABC):
     """How one lane's batches run: on the `flat` path, or by the model's `own` forward.
 
     Args:
-        device: of the models.
-        prefill_tokens: most of one forward pass.
-        never: rows of the vocabulary that are no tokens.
+        device: device of the models.
+        prefill_tokens: most tokens of one forward pass.
+        never: rows of the vocabulary that are not tokens.
 
     Attributes:
         joins: requests may enter while others run.
         num_prefilled: prompt tokens run so far, and `num_cached` those that were there already.
-        rows_scored: of logits that are made at a time to score.
+        rows_scored: rows of logits computed at a time when scoring.
     """
 
     joins = True

@@ -34,7 +34,7 @@ from vllm.model_executor.layers import utils
 from es_cookbook.common.machine.compiled import compiled
 
 _PRODUCTS_KEPT = 32
-"""Of oneDNN's programs for one weight, each for a number of rows; vLLM's own choice."""
+"""Number of oneDNN programs kept per weight, one per number of rows; vLLM's own choice."""
 
 
 def prepare() -> None:
@@ -88,7 +88,7 @@ class _PackedLinear:
     """A layer's product with its weight.
 
     Attributes:
-        num_changes: of the weights of this process, as far as `weights_changed` was told.
+        num_changes: number of changes of this process's weights reported to `weights_changed`.
     """
 
     num_changes = 0
@@ -108,7 +108,7 @@ class _PackedLinear:
         return ops.onednn_mm(self._packed, x, bias)
 
     def _pack(self, weight: torch.Tensor) -> None:
-        """Of 16 bits oneDNN has no product on a processor with AVX2 alone."""
+        """Pack the weight if oneDNN can: with AVX2 alone it has no 16-bit product."""
         try:
             self._packed = ops.create_onednn_mm(weight.t(), _PRODUCTS_KEPT)
         except RuntimeError:

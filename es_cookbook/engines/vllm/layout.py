@@ -44,8 +44,8 @@ class Placement:
         part: which part of the parameter the rank has.
         parameter: vLLM's own, two axes (one column for a vector), transposed where vLLM has it the
             other way round; a view, to be written in place.
-        rows: of `parameter`, in the order of the part's rows.
-        columns: of `parameter`, in the order of the part's columns.
+        rows: rows of `parameter`, in the order of the part's rows.
+        columns: columns of `parameter`, in the order of the part's columns.
     """
 
     part: Part

@@ -27,7 +27,7 @@ from es_cookbook.evolution.centre import on_gpu as centre_on_gpu
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Of the slots that vLLM makes (`max_lora_rank`)."""
+"""Ranks of LoRA slots that vLLM supports (`max_lora_rank`)."""
 CENTRE_WORK_BYTES = GIB // 2
 """Temporaries while the centre moves on a GPU: pieces of it, and factors of terms."""
 _VOCABULARY_STEP = 64
@@ -42,7 +42,7 @@ class Shards:
         infos: its parameters.
         head: name of the output head's weight, which may be an embedding's too.
         body: its linear weights but the head.
-        heads: of attention, and `kv_heads` of keys and values.
+        heads: number of attention heads; `kv_heads`, of keys and values.
     """
 
     def __init__(self, model: PreTrainedModel, tp: int) -> None:
@@ -94,12 +94,12 @@ class Shards:
         return sum(math.prod(self.shape(info)) for info in infos)
 
     def slot_elements(self) -> int:
-        """Of a LoRA slot of rank 1 for each linear weight but head and experts: Σ (out + in)."""
+        """Elements of a LoRA slot of rank 1, without head and experts: Σ (out + in)."""
         slots = [info for info in self.body if split_member(info.name)[1] is None]
         return sum(sum(self.shape(info)) for info in slots)
 
     def centre_elements(self, space: SearchSpace) -> int:
-        """Of the selected parameters; an adapter's factors are whole on every GPU."""
+        """Elements of the selected parameters; an adapter's factors are whole on every GPU."""
         own = [info for info in self.infos if info.name in space.shapes]
         factors = space.shapes.keys() - {info.name for info in own}
         return self.elements(own) + sum(math.prod(space.shapes[name]) for name in factors)
@@ -146,16 +146,16 @@ def check_fits(
     memory: int,
     on_gpu: bool,
 ) -> int:
-    """Refuse what surely does not fit into so many bytes. Returns those that the centre takes.
+    """Refuse what surely does not fit into `memory` bytes. Returns the bytes of the centre.
 
     Args:
-        shards: of a GPU, or with one rank of a machine without any.
+        shards: a GPU's shards, or those of the one rank of a machine without GPUs.
         space: what genomes perturb.
-        slots: arguments for their LoRA slots, as of `slots_for`.
-        size: of a weight's number; 0 if they are quantised.
-        cache: of keys and values, where that is known; else 0.
-        memory: there is.
-        on_gpu: whether it is that of a GPU.
+        slots: arguments for their LoRA slots, as `slots_for` returns them.
+        size: bytes per weight element; 0 if weights are quantised.
+        cache: bytes of the KV cache, if known; else 0.
+        memory: available bytes.
+        on_gpu: whether this is GPU memory.
 
     Raises:
         ConfigError: The model, its cache, its centre and the LoRA slots do not fit.

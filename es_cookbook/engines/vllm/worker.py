@@ -203,7 +203,7 @@ class _RankGenomes:
         dtype: that weights are rounded to; the model may hold them in float32.
 
     Attributes:
-        centre: of the parts that the rank has.
+        centre: centre of the parts that the rank has.
 
     Raises:
         ModelError: The model has no such parameter, or no slot for it.

@@ -319,7 +319,7 @@ class Partitions:
     """Random divisions of the parameters into groups, of which a seed has one.
 
     Attributes:
-        number: of groups.
+        number: number of groups.
     """
 
     number: int = 1

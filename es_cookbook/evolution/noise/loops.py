@@ -59,9 +59,9 @@ def draw(
 
     Args:
         seeds_S: 0 ... 2^63 - 1 each.
-        key: of the name (`noise.name_key`).
+        key: key of the name (`noise.name_key`).
         start: 0 ... 2^63 - 1.
-        table: of normal quantiles.
+        table: table of normal quantiles.
         out_S: (seeds, elements).
     """
     size = out_S.shape[1]

@@ -163,7 +163,7 @@ def _check_device(out: torch.Tensor) -> None:
 
 
 _TILE_ROWS, _TILE_COLUMNS = 32, 128
-"""Of a weight, for one program of rank-1 updates."""
+"""Tile of a weight, for one program of rank-1 updates."""
 FACTORS_AT_ONCE = 2**24
 """Numbers of factors that are held at once, 64 MiB; a weight is read and written once for these."""
 
@@ -310,8 +310,8 @@ class Job:
 
     Attributes:
         out: (places, rows, columns), any strides; it has to stay where it is until it is written.
-        name: of the parameter whose noise it has.
-        part: of that parameter, the one that it holds; for low-rank terms, of one term.
+        name: name of the parameter whose noise it has.
+        part: part of that parameter that it holds; for low-rank terms, that of one term.
         scaled: whether low-rank noise is multiplied by the term's scale.
         centre: dense noise is added to this, (rows, columns) in float32, any strides.
         factor: on centre and noise together.
@@ -336,10 +336,10 @@ def entries_of(
     """Genomes at these places: the centre + Σ coefficient · ε(seed), or low-rank terms.
 
     Args:
-        terms_of: of each kind of parameter, each genome's; those with fewer than others have zeros.
-        places_G: of each genome.
-        device: where to.
-        rank: of a term, if they are low-rank ones; term t is shifted by t · rank columns.
+        terms_of: each genome's terms, by kind of parameter; shorter lists are padded with zeros.
+        places_G: place of each genome.
+        device: device of the entries.
+        rank: rank of low-rank terms, else None; term t is shifted by t · rank columns.
     """
     num_terms = max((len(terms) for of_kind in terms_of for terms in of_kind), default=0)
     places, shifts = list(places_G), [0] * len(places_G)

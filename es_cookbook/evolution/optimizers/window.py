@@ -47,9 +47,9 @@ class WindowedES(ES):
         """The step without decay.
 
         Args:
-            gradients: of the window, oldest first; the last is this generation's.
-            factor: of the schedule, on the learning rate.
-            kept: numbers that are kept from step to step, to be changed in place; none at first.
+            gradients: gradients of the window, oldest first; the last is this generation's.
+            factor: the schedule's factor on the learning rate.
+            kept: numbers kept from step to step, changed in place; none at first.
         """
 
     @override
@@ -95,5 +95,5 @@ def scaled(gradients: Sequence[Gradient], weights: Sequence[float]) -> Gradient:
 
 
 def mean_square(gradient: Gradient) -> float:
-    """Of a gradient's elements: noise has unit variance, and seeds are independent."""
+    """Mean square of a gradient's elements: noise has unit variance; seeds are independent."""
     return math.fsum(term.coefficient**2 for term in gradient)

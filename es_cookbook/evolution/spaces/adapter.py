@@ -65,7 +65,7 @@ class Adapter(SearchSpaceBuilder):
 
     targets: tuple[str, ...] = chz.field(
         default=(),
-        doc="of the selected weights only those of layers so called, as in PEFT's target_modules: "
+        doc="narrow the selected weights to layers of these names, as in PEFT's target_modules: "
         "q_proj,v_proj, full names, or shell patterns of these; all if empty",
     )
     rank: int = chz.field(default=8, doc="rank of a new adapter")
@@ -76,7 +76,7 @@ class Adapter(SearchSpaceBuilder):
         doc="how a new adapter starts, always as the base: A at random and B = 0 (lora, gaussian), "
         "or each at random in half of the ranks (orthogonal)",
     )
-    init_seed: int = chz.field(default=0, doc="of a new adapter's random factors")
+    init_seed: int = chz.field(default=0, doc="seed of a new adapter's random factors")
     start: str | None = chz.field(
         default=None, doc="directory of a PEFT LoRA adapter to start from; a new one if unset"
     )

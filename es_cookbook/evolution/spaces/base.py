@@ -86,7 +86,7 @@ class ParameterInfo:
         name: its Hugging Face name, the first one of parameters that are tied.
         shape: its shape, (out, in) for a linear weight unless it is transposed.
         kind: one of `WHOLE_KINDS`, or the part that it is of a quantised linear weight ("scales").
-        bits: of the codes, of a quantised weight and of what it is made of; None for all others.
+        bits: bits of the codes of a quantised weight and of its parts; None for all others.
         transposed: whether a linear weight is stored (in, out), as GPT-2's are.
     """
 
@@ -210,8 +210,8 @@ class SearchSpace(ABC):
     Attributes:
         shapes: name -> shape of the selected parameters, in the model's order.
         noise: distribution of the noise.
-        shares: what of a term each of them has.
-        rank: of terms that are factors beside the centre's weights; None if they are not.
+        shares: the share of a term that each of them has.
+        rank: rank of terms that are factors beside the centre's weights; None if they are not.
         adapter: how the parameters make an adapter beside the base's weights; None if they do not.
         highest_code: greatest value of parameters that are whole numbers; None if they are real.
     """
@@ -307,7 +307,7 @@ class SearchSpaceBuilder(ABC):
         "sigma_factors; the first that matches counts",
     )
     sigma_factors: tuple[float, ...] = chz.field(
-        default=(), doc="of each of sigma_patterns: 0.1,2; parameters that none matches have 1"
+        default=(), doc="factors for sigma_patterns: 0.1,2; parameters that none matches have 1"
     )
     partitions: int = chz.field(
         default=1,
@@ -390,7 +390,7 @@ class SearchSpaceBuilder(ABC):
         """What of a term each parameter of the space has; for subclasses.
 
         Args:
-            shapes: of the space's parameters, in order.
+            shapes: shapes of the space's parameters, in order.
             together: names of those that are in one part; each alone if None.
             divided: partitions divide parameters themselves, run by run.
 

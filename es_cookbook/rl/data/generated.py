@@ -65,8 +65,8 @@ def distinct(
 
     Args:
         draw: returns the next problem, or None for one that cannot be used.
-        is_wanted: of the right fold.
-        key: what makes a problem the one it is.
+        is_wanted: whether a problem is of the right fold.
+        key: identity of a problem.
     """
     seen: set[Hashable] = set()
     fruitless = 0

@@ -38,7 +38,7 @@ class NamedSet:
 
     Attributes:
         name: a directory's path, or a name on the Hub.
-        revision: of a set of the Hub.
+        revision: revision of a Hub data set.
         configuration: "" if it is left out.
         split: the wanted one where the user names none.
         option: the user's name for the source.

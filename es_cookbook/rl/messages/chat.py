@@ -489,10 +489,10 @@ class KeptTurns:
     is new and nothing else. Any other chat is rendered as a whole.
 
     A chat is known by its messages; or by other names of them, where two that read alike are told
-    apart. Of these a digest is kept, and of a turn its tokens.
+    apart. Kept are a digest of these, and the tokens of a turn.
 
     Args:
-        beside: of another model, with whose turns these are limited together.
+        beside: another model's turns, which share one limit with these.
     """
 
     def __init__(self, beside: "KeptTurns | None" = None) -> None:

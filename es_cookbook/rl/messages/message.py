@@ -108,7 +108,7 @@ class Message:
         role: one of `ROLES`.
         content: its text.
         tool_calls: what an assistant's message calls.
-        name: of the tool whose result this is.
+        name: name of the tool whose result this is.
         reasoning: what an assistant's message thinks, apart from its text, as some templates want.
 
     Raises:
@@ -279,7 +279,7 @@ def _after(pattern: re.Pattern[str], text: str, start: int) -> int:
 _BLANK, _BETWEEN = re.compile(r"\s*"), re.compile(r"[;\s]*")
 _LEAD = re.compile(rf"[;\s]*(?:{re.escape(PYTHON_TAG)}\s*)?")
 _LENIENT = json.JSONDecoder(parse_float=len, parse_int=len)
-"""Of numbers in any size."""
+"""A decoder that accepts numbers of any size."""
 
 
 def _call(body: str, usual_key: str) -> ToolCall:
@@ -343,13 +343,13 @@ def read_turn(
     """Read the calls and the content of a turn.
 
     Args:
-        tokenizer: of the model.
-        form: of calls that the response template does not read.
+        tokenizer: tokenizer of the model.
+        form: form of calls that the response template does not read.
         prompt_T: the prompt of the turn.
         action: the turn.
         text: its text, if not the action's own.
         opening: the end of the prompt, if the turn begins with it.
-        schemas: of the tools; a response template reads arguments by them.
+        schemas: schemas of the tools; a response template reads arguments by them.
     """
     text = action.text if text is None else text
     opened = opened_thought(tokenizer, prompt_T)

@@ -187,7 +187,7 @@ class Script(Policy):
     Args:
         texts: in order; a single one is that of the first turn.
         tokenizer: turns them into tokens.
-        context_length: of the engine that it stands in for.
+        context_length: context length of the engine that it stands in for.
         closes_thoughts: close the thought that a prompt has opened before each text.
 
     Attributes:

@@ -58,7 +58,7 @@ class ChatTemplate:
 
     Args:
         tokenizer: with a chat template.
-        schemas: of tools, that the template is told of.
+        schemas: schemas of tools, passed to the template.
         calls_are_text: write calls and results of tools as text in any case.
     """
 

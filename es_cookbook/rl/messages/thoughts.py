@@ -127,7 +127,7 @@ def opened_thought(tokenizer: Tokenizer, prompt_T: Sequence[int], prefill: str =
     """The tag of a thought that the prompt has opened, as some chat templates do; "" for none.
 
     Args:
-        tokenizer: of the prompt.
+        tokenizer: tokenizer of the prompt.
         prompt_T: ends in the tag, before the prefill.
         prefill: text at the prompt's end; may open a thought itself, or close it.
     """

@@ -144,7 +144,7 @@ def named_last(answer: str, choices: Sequence[str]) -> int | None:
     """Position of the choice that an answer names last; None where it names none.
 
     Args:
-        answer: of which the last `LONGEST_CHOICE` characters count.
+        answer: text whose last `LONGEST_CHOICE` characters count.
         choices: texts without runs of white space.
 
     >>> named_last("First (A), but it is (C).", ["red", "green", "blue"])

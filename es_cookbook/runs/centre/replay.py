@@ -55,14 +55,14 @@ class Replay:
     """A centre that can be rebuilt.
 
     Attributes:
-        search_space: of the run's Config.
+        search_space: search space of the run's Config.
         config: the whole Config as JSON values; other classes that it names are not imported.
-        prefix: of the history, up to the centre.
-        model_name: of the base.
+        prefix: prefix of the history, up to the centre.
+        model_name: name of the base.
         space: the parameters of the centre.
         base: their values in the base, read when needed.
-        dtype: of the base in the engine, which sampled in it.
-        snapshot: of an earlier centre, if there is one.
+        dtype: dtype of the base in the engine, which sampled in it.
+        snapshot: snapshot of an earlier centre, if there is one.
     """
 
     search_space: SearchSpaceBuilder
@@ -83,7 +83,7 @@ class Replay:
 
     @property
     def steps(self) -> list[Step]:
-        """Of all generations up to this centre."""
+        """Steps of all generations up to this centre."""
         return [record.step for record in self.prefix.records]
 
     @property

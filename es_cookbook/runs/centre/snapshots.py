@@ -32,7 +32,7 @@ class SnapshotWriter(Tracker):
     Args:
         log_path: run directory.
         every: generations.
-        model_name: of the base; that of the run's Config if None.
+        model_name: name of the base; that of the run's Config if None.
         trust: needed to read that Config.
     """
 

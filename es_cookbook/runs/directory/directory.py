@@ -283,7 +283,7 @@ def read_metrics(path: Path, damage: list[str] | None = None) -> list[dict[str, 
     """Every whole line of a `metrics.jsonl`, null as NaN; a torn last line is left out.
 
     Args:
-        path: of the file.
+        path: path of the file.
         damage: gets the errors of lines that are left out, if given.
 
     Returns:

@@ -47,7 +47,7 @@ class RunState:
     Attributes:
         decision: "begin" if no generation was recorded, "resume", or "delete" and begin.
         config_json: the recorded Config of the run that continues; None if none does.
-        history: of that run.
+        history: history of that run.
         metrics: the rows of its generations.
         is_complete: whether all generations and the last evaluation are recorded.
     """

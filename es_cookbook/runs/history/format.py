@@ -44,7 +44,7 @@ class Header:
     Attributes:
         model_name: the base model, as it was given then.
         weights: hexadecimal digest of its weights, `tokenizer`, of its tokenizer's files.
-        dtype: of the base weights as the engine held them, "float32" for example.
+        dtype: dtype of the base weights as the engine held them, "float32" for example.
         fork: None for a run that is not a fork.
         found: values that the run found for options of its optimizer that were `auto`.
         products: dtype of the engine's matrix products, if it had a choice; rollouts depend on it,
@@ -76,8 +76,8 @@ class Record:
         fingerprint: 64-bit, of the centre after the step.
         scores_P_G: finite or NaN, "rewards" in the file; None unless the optimizer needs them again
             to go on (`Optimizer.records_scores`).
-        results_P: of the batch's problems; empty unless the dataset (`RLDataset.tell`) or the
-            objective (`follows_results`) needs them.
+        results_P: results of the batch's problems; empty unless the dataset (`RLDataset.tell`) or
+            the objective (`follows_results`) needs them.
         centre: the genomes stood around the centre after so many generations; None for this one's
             own, after `generation` of them.
     """

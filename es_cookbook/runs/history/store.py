@@ -52,7 +52,7 @@ class Prefix:
     Attributes:
         header: None if nothing is recorded yet.
         generations: number of records.
-        num_bytes: of the lines in the file.
+        num_bytes: bytes of the lines in the file.
         damage: the error of the next line, if it is damaged.
     """
 
@@ -160,13 +160,13 @@ class HistoryStore:
     """The history of one run, for appending.
 
     Args:
-        path: of the file.
-        header: of this process, for a new run or to continue one.
+        path: path of the file.
+        header: header of this process, for a new run or to continue one.
         found: the recorded history; read now if None.
 
     Attributes:
         next_generation: the number of recorded generations, and of the next one.
-        header: of the recorded run, or of a new one.
+        header: header of the recorded run, or of a new one.
 
     Raises:
         HistoryError: As `read_history`, or the run began with another base (names it).

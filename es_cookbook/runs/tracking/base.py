@@ -102,8 +102,8 @@ class TrackerBuilder(ABC):
         """Write a summary of several runs, such as a sweep's; does nothing by default.
 
         Args:
-            log_path: directory of all of them.
-            rows: of their table; `run` names a directory in it, `generations` counts what it has.
+            log_path: directory of all these runs.
+            rows: rows of their table; `run` names a directory in it, `generations` how many it has.
             is_over: whether all runs have ended.
 
         Returns:
@@ -171,9 +171,9 @@ class SampledRollout:
         problem: index in the batch.
         genome: index in the population.
         attempt: index of the genome's attempt at the problem.
-        tags: of the problem.
+        tags: tags of the problem.
         reward: with the group reward; NaN for a lost rollout.
-        logs: of the group reward.
+        logs: logs of the group reward.
     """
 
     problem: int

@@ -219,7 +219,7 @@ def elapsed(seconds: float, rows: Sequence[Mapping[str, float]], since: float) -
 
     Args:
         seconds: all of them: start, loading, evaluations and generations.
-        rows: of `metrics.jsonl`.
+        rows: rows of `metrics.jsonl`.
         since: start of the process, as `time/unix` in rows; earlier rows are another process's.
     """
     own = [row["time/total"] for row in rows if row.get("time/unix", -math.inf) >= since]

@@ -67,7 +67,7 @@ class RunFiles:
             that the run found. Empty if the Config cannot be read.
         metrics: one dict per generation, and one for the last evaluation; NaN if not measured.
         header: None if the history cannot be read, and for gradients.
-        records: of the history, in order; empty for gradients.
+        records: records of the history, in order; empty for gradients.
         problems: one sentence for each part that could not be read.
     """
 

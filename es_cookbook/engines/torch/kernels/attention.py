@@ -84,9 +84,9 @@ keys, empty for none, and their epsilon."""
 
 
 class _Sizes(NamedTuple):
-    """Of queries (heads, depth), keys (kv heads, depth) and values (kv heads, width) of a token.
+    """Sizes of a token's queries (heads, depth), keys (kv heads, depth), values (kv heads, width).
 
-    The cache has `length` places, and of a value `columns`.
+    The cache has `length` places, and `columns` columns per value.
     """
 
     heads: int
@@ -191,7 +191,7 @@ def _weighted_sums_of(number: int) -> Callable[..., None]:
             block: where position 0 would be; columns of a place; how far behind the first `STEP`
                 columns the other `STEP` are; how far ahead values are fetched.
             places: where the sums of the first position are, and those of the one after it.
-            sums: of each query 2 · STEP columns.
+            sums: 2 · STEP columns per query.
         """
         start, columns, second, ahead = block
         of_values = start + seen[0] * columns, columns, second, ahead
@@ -396,7 +396,7 @@ def attend(
         cache: written.
         where: what a token sees is there, or of a token before it; tokens of no request get zeros.
         looks: how.
-        heads: of queries.
+        heads: number of query heads.
         out_T_N: (tokens, heads · width of values), written.
     """
     y_T_N, x_T_N, (a_G_R_N, b_G_R_N, columns_R, genome_of_block, height), rotary, norms = linear

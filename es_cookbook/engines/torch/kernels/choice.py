@@ -123,8 +123,8 @@ def log_probabilities(
 
     Args:
         logits_R_V: rows of logits.
-        rows_B: which of them.
-        tokens_B: of which token.
+        rows_B: the rows to read.
+        tokens_B: the token of each.
         best_B: written: the most probable token.
         logprobs_B_2: written: of `tokens_B`, and of `best_B`; NaN where a logit is NaN or infinite.
     """
@@ -145,7 +145,7 @@ def log_probabilities(
 
 
 _LEVELS = 1 << 12
-"""Of mass, by which a nucleus is looked for: 128 for each power of two, the last for all below."""
+"""Levels of mass in the search for a nucleus: 128 per power of two, the last for all below."""
 _BITS_OF_LEVEL = 16
 _BITS_OF_ONE = np.float32(1).view(np.int32)
 
@@ -221,8 +221,8 @@ def draw(
         temperature_B: above 0.
         top_p_B: nucleus mass, in (0, 1].
         uniform_B: in [0, 1).
-        tokens_B: of the largest logits, which stay where those are NaN or infinite; what is drawn
-            is written.
+        tokens_B: tokens of the largest logits, overwritten by those drawn; they stay where the
+            largest logit is NaN or infinite.
     """
     size, logits = logits_R_V.shape[1], logits_R_V.reshape(-1)
     masses = np.empty(size, np.float32)

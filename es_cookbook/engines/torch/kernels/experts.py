@@ -32,7 +32,7 @@ class _Routing(NamedTuple):
         token_of_row: which token each is.
         expert_of_row: which expert sees it.
         rows_of_expert: how many each expert sees.
-        num_tokens: of the whole batch.
+        num_tokens: number of tokens of the whole batch.
     """
 
     token_of_row: torch.Tensor

@@ -43,9 +43,9 @@ from es_cookbook.engines.torch.kernels.products import as_stored, bias_of
 from es_cookbook.engines.torch.kernels.rows import widen_row
 
 _BITS = 512 if "+avx512vnni" in features() else 256 if "+avxvnni" in features() else 0
-"""Of the registers that the instruction works on; 0 where there is none."""
+"""Width in bits of the registers that the instruction works on; 0 without the instruction."""
 IS_NATIVE = _BITS > 0
-"""Whether this processor has the instruction; nothing here may be called where it has not."""
+"""Whether this processor has the instruction; nothing here may be called without it."""
 _WIDTH = (_BITS or 512) // 32
 _ROWS, _REGISTERS = 4, 3
 """Most rows of which sums are in registers together, and registers of each row."""
@@ -93,14 +93,14 @@ def _in_all(builder: Any, place: Any, offset: int) -> Any:
 
 
 def _of_three(builder: Any, name: str, kind: Any) -> Any:
-    """Of LLVM, of three registers of a kind."""
+    """The LLVM function of this name, of three registers of one type."""
     type_ = ir.FunctionType(kind, [kind] * 3)
     return cgutils.get_or_insert_function(builder.module, type_, name)
 
 
 _AT_ONCE = _REGISTERS * _WIDTH
 _OFFSETS = [range(first, first + _AT_ONCE, _WIDTH) for first in range(0, OUTPUTS, _AT_ONCE)]
-"""Of registers among a tile's outputs: those of which sums are in registers together."""
+"""Register offsets in a tile's outputs, grouped by sums that are in registers together."""
 
 
 def _add_products(

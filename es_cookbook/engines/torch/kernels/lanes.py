@@ -42,8 +42,8 @@ def kernel(signature: str | list[str] | None = None) -> Callable[[_Kernel], _Ker
     """Make a kernel: machine code without the interpreter's lock, kept on disk.
 
     Args:
-        signature: of a kernel's arguments in numba's words, or several, compiled when its module is
-            imported; None for what kernels call.
+        signature: numba signature of the kernel's arguments, or several, compiled when its module
+            is imported; None for what kernels call.
     """
     if signature is None:
         return cast("Callable[[_Kernel], _Kernel]", numba.njit(error_model="numpy"))
@@ -116,7 +116,7 @@ def pointer_to(context: Any, builder: Any, kind: Any, array: Any, index: Any, wh
 
 
 def _constant(kind: Any, number: int) -> Any:
-    """Of a kind of integers, or of vectors of them."""
+    """A constant of an integer type, or of a vector of integers."""
     return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
 
 

@@ -150,10 +150,10 @@ def in_registers(
     """Sums that stay in registers while so many steps add to them.
 
     Args:
-        builder: of the code.
-        begun: what they begin with, a register each.
-        count: of steps.
-        more: of a step's number and the sums before it, those after it.
+        builder: builder of the code.
+        begun: initial sums, a register each.
+        count: number of steps.
+        more: (number of the step, sums before it) -> sums after it.
     """
     blocks = [builder.append_basic_block(name) for name in ("steps", "step", "done")]
     head, body, done = blocks
@@ -286,7 +286,7 @@ add_products = cast(_AddProducts, intrinsic(_add_products))
 
 
 REGISTERS = 2
-"""Of w that are multiplied together, of `LANES` numbers each."""
+"""Registers of w that are multiplied together, of `LANES` numbers each."""
 QUERIES = 3
 """Most rows of x that are multiplied together."""
 

@@ -150,7 +150,7 @@ def multiply(
 
 
 def _of_few(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Of fewer outputs or inputs than are turned together: with zeros beside them."""
+    """Multiply with zero padding: fewer outputs or inputs than are transposed together."""
     outputs, inputs = weight.shape
     more = max(0, LINE // weight.itemsize - inputs)
     below = max(0, PANEL - outputs)

@@ -154,7 +154,7 @@ def add_ranks(
         y: what is added to.
         factors: as `rank_factors` returns them.
         a: ranks.
-        columns_R: of each rank.
+        columns_R: column of each rank.
         out: written.
         places: where the row's are in these: y, factors, ranks and out.
         sizes: outputs, how far apart ranks lie, and what `tiles` says.
