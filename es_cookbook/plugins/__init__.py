@@ -1,1 +1,1 @@
-"""Optional parts, each a room by itself; nothing outside of a plug-in names one."""
+"""Optional parts, each self-contained; nothing outside of a plug-in names one."""

@@ -57,7 +57,7 @@ class _OffsetsBuilder(OptimizerBuilder):
     @classmethod
     @override
     def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
-        """Sigma is in the units of a small space, and adapts."""
+        """Drop sigma, which is in the units of a small space, and adapts."""
         return {name: value for name, value in super().carried(es).items() if name != "sigma"}
 
     @chz.validate
@@ -189,9 +189,9 @@ class _OffsetsOptimizer(Optimizer):
 
 
 MAX_DIMENSION = 4096
-"""Most parameters of a full covariance matrix."""
+"""Limit on the parameters of a full covariance matrix."""
 _MATRICES = 4
-"""Arrays of n² float64 that are alive at once: C, its eigenvectors, LAPACK's work space."""
+"""Arrays of n² float64 in memory at once: C, its eigenvectors, LAPACK's work space."""
 
 
 @chz.chz
@@ -275,7 +275,7 @@ class _CMAOptimizer(_OffsetsOptimizer):
         return np.array(self._strategy.mean)
 
     def _normals(self, *shape: int) -> Floats:
-        """Standard-normal numbers, others at each call of a generation."""
+        """Standard-normal numbers, different ones at each call of a generation."""
         self._draws += 1
         return noise(self._seed, f"cma.{self._draws}", shape).astype(np.float64)
 

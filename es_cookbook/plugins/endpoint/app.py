@@ -42,7 +42,7 @@ MOST_BYTES = 8 << 20
 _BODY_SECONDS, _PART_SECONDS = 60.0, HEAD_SECONDS
 """Limits on the time for a body, and for its next part."""
 _DISCARD_SECONDS = 2.0
-"""For the unread rest of a body: if the connection closed at once, the client would not see the
+"""Time for the unread rest of a body: if closed immediately, the client would not see the
 reply."""
 _Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 _Events: TypeAlias = Callable[[Reply, RequestT, AsyncIterator[Piece]], AsyncIterator[bytes]]
@@ -163,7 +163,7 @@ async def _read(request: Request, read: Callable[[Json], RequestT]) -> tuple[Req
 
 
 async def _body(request: Request) -> bytes:
-    """Raises RefusedRequest if it is too large or too slow, of which no more is read."""
+    """Read the body. Raises RefusedRequest as soon as it is too large or too slow."""
     body = bytearray()
     try:
         with anyio.fail_after(_BODY_SECONDS):
@@ -260,5 +260,5 @@ class _Stream(Response, Generic[RequestT]):
 
 
 async def serve(endpoint: Endpoint, bound: socket.socket, *, until_told: bool = True) -> None:
-    """Answer at this socket until the process is told to end, or else until cancelled."""
+    """Answer at this socket until SIGTERM or Ctrl-C, or else until cancelled."""
     await serve_at(bound, application(endpoint), until_told=until_told)

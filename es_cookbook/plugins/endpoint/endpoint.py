@@ -32,7 +32,7 @@ class ServedModel(ABC):
     text_stop: tuple[str, ...] = ()
 
     def admit(self, answers: int) -> AbstractContextManager[None]:
-        """Entered before work for a request begins, and left when it has ended.
+        """Context manager held while a request is worked on.
 
         Args:
             answers: number of answers to all of its prompts.
@@ -73,7 +73,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     def check(self, key: str) -> None:
-        """Called before the rest of a request is read.
+        """Check a key, before the rest of a request is read.
 
         Raises:
             RefusedRequest: The key is unknown.

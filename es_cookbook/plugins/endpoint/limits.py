@@ -18,7 +18,7 @@ MOST_PENDING = 2 * MOST_ANSWERS
 MOST_TOKENS = 1 << 22
 """Tokens of a request's prompts and answers: 128 answers of 32,768. They take 40 bytes each."""
 MOST_LOGPROBS = 1 << 16
-"""The same with log-probabilities, each of which is an object in the reply."""
+"""Limit on tokens with log-probabilities, each of which is an object in the reply."""
 LONGEST_STOPS = 2048
 """Total characters of a request's stop strings, with which each new token is compared."""
 
@@ -38,7 +38,7 @@ class PendingAnswers:
 
     @contextlib.contextmanager
     def admit(self, answers: int) -> Generator[None]:
-        """Inside, a request's answers are pending.
+        """Context manager in which a request's answers are pending.
 
         Raises:
             RefusedRequest: They are too many, in the request or with other pending ones.

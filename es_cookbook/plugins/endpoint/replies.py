@@ -54,7 +54,7 @@ class Reply:
 
     @property
     def in_order(self) -> list[Answer]:
-        """All answers."""
+        """All answers, by number."""
         return [self.answers[at] for at in sorted(self.answers)]
 
     @property

@@ -203,7 +203,7 @@ class Served(Endpoint):
 
     @asynccontextmanager
     async def _at(self, place: _Place | None) -> AsyncGenerator[None]:
-        """Inside, this generation's centre, or this genome, is in the engine."""
+        """Context manager in which this generation's centre, or this genome, is in the engine."""
         async with self._door:  # First come, first served, so that all are served.
             if place is not None and self._there != place:
                 if self._running:

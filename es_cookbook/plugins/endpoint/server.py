@@ -18,9 +18,9 @@ from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 6.0
-"""For a request's first line and headers."""
+"""Time for a request's first line and headers."""
 _MOST_HEAD = 16 << 10
-"""Bytes of them; parsing takes 10 ms at worst."""
+"""Limit on their bytes; parsing takes 10 ms at worst."""
 _READ = 16 << 10
 """Bytes of one read."""
 _ACCEPTED_AT_ONCE = 2
@@ -28,9 +28,9 @@ _ACCEPTED_AT_ONCE = 2
 _QUEUE = 2048
 """Connections that the system holds until they are accepted."""
 _IDLE_SECONDS = 75
-"""Between two requests of a connection: longer than programs usually wait."""
+"""Time between two requests of a connection: longer than programs usually wait."""
 _SECONDS_TO_ANSWER = 2
-"""For requests in progress when the process is told to end: an answer may take minutes."""
+"""Time for requests in progress at shutdown: an answer may take minutes."""
 _DESCRIPTORS = 1 << 14
 """Files and connections of this process; the usual limit is 1,024."""
 
@@ -103,7 +103,7 @@ class _Server(uvicorn.Server):
 
 
 async def serve_at(bound: socket.socket, application: ASGIApp, *, until_told: bool) -> None:
-    """Answer at this socket until the process is told to end, or else until cancelled."""
+    """Answer at this socket until SIGTERM or Ctrl-C, or else until cancelled."""
     options = uvicorn.Config(
         application,
         http=_Protocol,

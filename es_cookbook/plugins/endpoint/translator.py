@@ -75,7 +75,7 @@ class Answer:
 
     @property
     def turn(self) -> Message:
-        """As a message of the chat."""
+        """The answer as a message of the chat."""
         return Message("assistant", self.content, self.calls)
 
 
@@ -177,7 +177,7 @@ class Translator:
 
     @functools.cached_property
     def _known(self) -> frozenset[int]:
-        """All tokens; their numbers may have gaps."""
+        """Ids of all tokens; they may have gaps."""
         return frozenset(self.tokenizer.get_vocab().values())
 
     def _check_fits(self, texts: Iterable[str], param: str) -> None:

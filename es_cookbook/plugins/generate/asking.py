@@ -1,4 +1,4 @@
-"""What is asked of a chat server, and how often."""
+"""Questions to a chat server, and how often they are repeated."""
 
 import re
 from typing import Literal, TypeAlias

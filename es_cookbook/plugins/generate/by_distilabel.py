@@ -1,4 +1,4 @@
-"""The same questions through a distilabel pipeline, whose steps run in processes of their own.
+"""The same questions through a distilabel pipeline, whose steps run in separate processes.
 
 distilabel's own `OpenAILLM` loses a whole batch if one question fails. The model here uses
 `answer_to`, so each question has its seed and its retries. Answers come when all are there.

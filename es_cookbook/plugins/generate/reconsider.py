@@ -178,7 +178,7 @@ def _turn(group: TrajectoryGroup) -> Transition | None:
 def second_prompt(
     tokenizer: Tokenizer, cue: str
 ) -> Callable[[Transition], tuple[Observation, str]]:
-    """Returns what makes a second prompt of a first answer, and the tag of a thought that it opens.
+    """Returns a function from a first answer to a second prompt and the thought tag it opens.
 
     Raises:
         ConfigError: The tokenizer does not know the cue.

@@ -251,7 +251,7 @@ def quotas(species: Sequence[Sequence[Parent]], number: int) -> list[int]:
 def parents_of(
     species: Sequence[Sequence[Parent]], number: int, truncation: float
 ) -> list[Sequence[Parent]]:
-    """For each child, its possible parents: the best `truncation` of a species, rounded up."""
+    """Possible parents of each child: the best `truncation` of a species, rounded up."""
     return [
         members[: math.ceil(truncation * len(members))]
         for members, quota in zip(species, quotas(species, number), strict=True)
@@ -324,7 +324,7 @@ class Genetic(OptimizerBuilder):
     @classmethod
     @override
     def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
-        """Sigma is smaller and falls, because mutations add up and champions are partly lucky."""
+        """Sigma is smaller and decays, because mutations add up and champions are partly lucky."""
         given = es["sigma"]
         sigma = given if given == AUTO else 0.4 * cast(float, given)
         return {**super().carried(es), "sigma": sigma, "sigma_schedule": Cosine()}
@@ -517,7 +517,7 @@ class _GeneticOptimizer(Optimizer):
         return parent, mutation, True
 
     def _is_near(self, individual: Individual) -> bool:
-        """Whether it can be hosted with one more mutation."""
+        """Whether an individual can be hosted with one more mutation."""
         return len(individual ^ self.champion) < self._config.max_terms
 
     def _birth(self, generation: int, n: int) -> int:

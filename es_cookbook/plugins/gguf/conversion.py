@@ -2,7 +2,7 @@
 
 A file is dequantised once, into a model directory in a cache, and from there on it is a model like
 any other: for engines, plans, exports and identities. transformers and `gguf` convert it. Plain
-floats keep their type; what is quantised becomes bfloat16.
+floats keep their type; quantised weights become bfloat16.
 
 Before a library sees the file, its header is checked (`header.py`).
 """

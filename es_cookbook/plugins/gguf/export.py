@@ -42,7 +42,7 @@ _TYPES = {"float16": ("F16", 1), "bfloat16": ("BF16", 32), "q8_0": ("Q8_0", 7)}
 _ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
 """transformers' `model_type` -> llama.cpp's architecture."""
 _ABOUT = tuple(f"general.{name}" for name in ("name", "basename", "size_label", "license"))
-"""What is copied beside the tokenizer."""
+"""Metadata that is copied besides the tokenizer's."""
 _NOT_SAID = {
     "architectures",
     "attention_dropout",
@@ -156,7 +156,7 @@ def _config_of(directory: Path) -> PreTrainedConfig:
 
 
 def _rename(config: PreTrainedConfig) -> Callable[[str], str]:
-    """From the name of a weight or bias to llama.cpp's."""
+    """Returns a function from the name of a weight or bias to llama.cpp's."""
     gguf = import_gguf()
     architecture = {name: each for each, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(
@@ -257,7 +257,7 @@ def _end_tokens(directory: Path) -> set[int]:
 def _tokens(
     model: Mapping[str, Any], added: Mapping[int, Mapping[str, Any]], size: int
 ) -> tuple[list[str], list[int]]:
-    """Every row of the embedding, by its token and what kind of token it is."""
+    """The token and the kind of token of every row of the embedding."""
     if (last := max([*model["vocab"].values(), *added])) >= size:
         raise ModelError(f"the tokenizer has the token {last} and the embedding {size} rows")
     tokens, types = [f"[PAD{i}]" for i in range(size)], [_UNUSED] * size

@@ -55,7 +55,7 @@ class Tensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file says before its weights."""
+    """The contents of a file before its weights."""
 
     metadata: Mapping[str, Value]
     tensors: Mapping[str, Tensor]
@@ -163,7 +163,7 @@ class _Counts:
             self._skip(self._number("I") * 8 + 12)  # Its shape, type and place.
 
     def _skip(self, size: int) -> int:
-        """Where `size` more bytes begin."""
+        """Skip `size` bytes; returns where they begin."""
         start, self._at = self._at, self._at + size
         if self._at > min(_LARGEST_HEADER, len(self._data)):
             raise ValueError("it ends in the middle of its header, or the header is too long")

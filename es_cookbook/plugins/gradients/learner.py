@@ -9,7 +9,7 @@ into parts of similar length whose gradients are added: parts change memory and 
 
 Logits over a large vocabulary would need more memory than everything else. The model then runs in
 two halves: first the hidden states; then, for a few of these at a time, logits, loss and gradient,
-of which only the gradient of the hidden states is kept.
+where only the gradient of the hidden states is kept.
 
 The model stays in evaluation mode: it learns without dropout, as it samples.
 """
@@ -41,7 +41,7 @@ MOST_TOKENS = 16_384
 _WITH_BFLOAT16 = ("cpu", "cuda")
 """Kinds of devices on which gradients in bfloat16 have been measured."""
 Objective: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Log-probabilities now, when sampled, and weights -> what is maximised, per learned token."""
+"""Log-probabilities now, when sampled, and weights -> the objective per learned token."""
 _ToLogits: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 Optimizers: TypeAlias = Callable[
     [Mapping[str, torch.nn.Parameter]], Sequence[torch.optim.Optimizer]
@@ -321,7 +321,7 @@ def learned_places(example: Example) -> list[int]:
 
 
 def learned_tokens(part: Sequence[Example]) -> Iterator[tuple[Example, int]]:
-    """Every token that has a loss: its example and position."""
+    """Example and position of every token that has a loss."""
     for example in part:
         for t in learned_places(example):
             yield example, t

@@ -88,7 +88,7 @@ if TYPE_CHECKING:
 
 @chz.chz
 class Method(ABC):
-    """What a generation learns from, and the objective."""
+    """The examples of a generation, and the objective."""
 
     epochs: int = chz.field(default=1, doc="passes over a generation's answers")
     steps: int = chz.field(

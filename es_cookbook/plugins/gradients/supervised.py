@@ -55,7 +55,7 @@ class SupervisedRows:
         check_source(self.source, "dataset.source")
 
     def __call__(self, tokenizer: Tokenizer) -> Split:
-        """Every row as a sequence, in order.
+        """Turn every row into a sequence, in order.
 
         Raises:
             DataError: A row cannot be used; names the file and the line.

@@ -7,7 +7,7 @@ tools over many turns, and scorers. It asks for one turn at a time and passes th
 that continues a turn of this model continues from its tokens; other chats are rendered as a whole.
 
 A turn's sampling seed follows from the run's seed, the prompt, and how often it was asked before.
-So an evaluation gives the same answers in whatever order its samples run.
+So an evaluation gives the same answers for any order of its samples.
 
 Source: https://inspect.aisi.org.uk/extensions.html#model-apis
 """
@@ -56,7 +56,7 @@ from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams, Tokenizer
 
 _AT_ONCE = 1024
-"""Concurrent turns, of which the engine makes batches."""
+"""Limit on concurrent turns, which the engine batches."""
 _REFUSED = (
     "best_of",
     "frequency_penalty",
@@ -171,7 +171,7 @@ class _RunModel(ModelAPI):
     def _next(
         self, chat: Chat, messages: Sequence[Message], names: Sequence[str | None]
     ) -> Observation | None:
-        """What the model sees of a chat; None where there is no room left for a turn.
+        """The model's observation of a chat; None if there is no room left for a turn.
 
         Messages have inspect's ids as names: samples that read alike go on from their own tokens.
         """

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     import ssl
 
 LONGEST_WAIT = 60.0
-"""Seconds between two attempts, whatever the server asks for."""
+"""Limit in seconds on the wait between attempts, even if the server asks for more."""
 MOST_BYTES = 4 << 20
-"""Read of one reply."""
+"""Limit on the bytes read of a reply."""
 _MOST_VALUES = 2**17
 """JSON values in a reply: a million empty lists would take seconds and much memory."""
 _TRY_LATER = (408, 409, 425, 429)
@@ -66,7 +66,7 @@ class RefusedError(Exception):
 
 
 class Completion(NamedTuple):
-    """What the model wrote, and why it stopped: "stop", "length" and so on."""
+    """The model's text, and why it stopped: "stop", "length" and so on."""
 
     text: str
     finish_reason: str | None
@@ -91,11 +91,11 @@ class ChatServer:
     backoff: float
 
     async def ask(self, question: Mapping[str, object], read: Callable[[Completion], _T]) -> _T:
-        """What `read` makes of the reply to a question.
+        """Ask a question; returns `read(reply)`.
 
         Args:
             question: the fields of the request.
-            read: raises AskAgainError for a reply that is of no use.
+            read: raises AskAgainError for an unusable reply.
 
         Raises:
             AskAgainError: That of the last attempt.
@@ -180,7 +180,7 @@ def _failure(status: int, headers: Mapping[str, str], body: bytes) -> AskAgainEr
 
 @functools.cache
 def _certificates() -> "ssl.SSLContext":
-    """Read once: it takes as long as twenty requests."""
+    """The trusted certificates, read once: it takes as long as twenty requests."""
     import httpx2
 
     return httpx2.create_ssl_context()

@@ -1,4 +1,4 @@
-"""Which of two answers is better: a judge's probability of the first.
+"""Judges of two answers: the probability that the first is better.
 
 The judge is the frozen base model, which the run's own engine serves (`base`), or a model behind an
 OpenAI-compatible server (`server`). Both are asked with one template and answer with one of two
@@ -88,10 +88,10 @@ class PairJudge(ABC):
             raise ConfigError(f"verdicts must be two different texts, found {self.verdicts!r}")
 
     def shown(self, text: str, tokenizer: Tokenizer) -> tuple[str, bool]:
-        """What it sees of an answer, and whether that was cut.
+        """The part of an answer that the judge sees, and whether it was cut.
 
         Without thoughts, and without the texts of the tokenizer's special tokens, which would end
-        the message in which the answer stands.
+        the message that contains the answer.
         """
         text = spoken(text)
         for name in Controls.of(tokenizer).names:
@@ -126,7 +126,7 @@ class PairJudge(ABC):
         """Refuse, before a run, what cannot judge; by default nothing.
 
         Raises:
-            ConfigError: What is missing.
+            ConfigError: Something is missing.
         """
         return
 

@@ -87,12 +87,12 @@ class JudgeServer:
         check_range(self, "max_tokens", "attempts", "max_concurrent", at_least=1)
 
     async def reply(self, message: str, read: Callable[[str], _T], what: str) -> _T:
-        """What `read` finds in the judge's reply to a message.
+        """Ask the judge; returns `read(reply)`.
 
         Args:
             message: the question.
-            read: raises AskAgainError for a reply that is of no use.
-            what: what the reply should have held, for the error.
+            read: raises AskAgainError for an unusable reply.
+            what: the expected content of the reply, for the error.
 
         Raises:
             EnvError: All attempts failed, or the server refused.

@@ -111,14 +111,14 @@ class JudgedEnv(TaskEnv):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Comparison:
-    """How the answers to one problem are compared, for `compute_group_rewards`.
+    """Comparison of the answers to one problem, for `compute_group_rewards`.
 
     The reward of an answer is its win rate in the group (`tournament`). A group of one, as the
     centre is on held-out problems, is compared with the base's own answer: its win rate is one half
     until it differs from the base, and then says how often the judge prefers it. Several attempts
     of the centre alone (`eval_attempts`) are a group like any other, and tell nothing of the kind.
 
-    An answer of which no judgement was made is lost: its reward is NaN, not 0.
+    An answer without a judgement is lost: its reward is NaN, not 0.
 
     Attributes:
         fields: the problem's row, which fills the judge's template.
@@ -138,7 +138,7 @@ class Comparison:
         policies: Sequence[Policy],
         opened: str = "",
     ) -> list[GroupReward | LostRollout]:
-        """For each trajectory its win rate, or how it was lost.
+        """Each trajectory's win rate, or how it was lost.
 
         `opened` is the tag of a thought that the prompt has opened.
 

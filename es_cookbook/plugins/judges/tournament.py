@@ -137,7 +137,7 @@ class Judgements:
         return drawn / (same + others) if same + others else math.nan
 
     async def judge(self, pairs: Sequence[PlayerPair]) -> None:
-        """Have these pairs judged, all at once; those that were judged before are not again."""
+        """Judge these pairs concurrently, except those that were judged before."""
         async with anyio.create_task_group() as asking:
             for i, j in pairs:
                 if (i, j) not in self.preferred:

@@ -60,7 +60,7 @@ from es_cookbook.rl.types import (
 Extraction: TypeAlias = Literal["auto", "tag", "anchor", "integer"]
 
 LONGEST = 10_000
-"""Characters of a text, from its start, in which an answer is looked for."""
+"""Characters at the start of a text that are searched for an answer."""
 _ANCHORS = ("answer:", "=")
 _INTEGER = re.compile(r"(?<![\w.])-?\d{1,3}(?:,\d{3})+(?!\d)|(?<!\d)-?\d+", re.ASCII)
 _LETTER = re.compile(r"(?<!\w)\(?([A-Z])\)?(?!\w)")
@@ -186,7 +186,7 @@ class Template:
 
 @chz.chz
 class Compact(Template):
-    """For the bundled model of single characters: `3+5+9+2:=8,17,19>19`."""
+    """The prompts for the bundled character-level model: `3+5+9+2:=8,17,19>19`."""
 
     text: str = chz.field(default="{question}:", doc="text before the thought")
     redaction: str = chz.field(default="?", doc="replaces the question")

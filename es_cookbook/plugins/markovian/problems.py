@@ -40,7 +40,7 @@ class Problem:
 
     Attributes:
         question: all that the answer needs.
-        answer: what is to be found; not empty.
+        answer: the right answer; not empty.
         thought: a hand-written chain of thought, where one is known.
         tags: names under which metrics are reported.
         source: the text that the question was cut from, if it was.
@@ -58,7 +58,7 @@ class Problem:
 
     @property
     def fold(self) -> int:
-        """Which fold it belongs to, by its question."""
+        """The problem's fold, a function of its question."""
         return fold_of_text(self.question)
 
 
@@ -71,7 +71,7 @@ class Sum:
 
     @property
     def question(self) -> str:
-        """As it is asked.
+        """The text of the question.
 
         >>> Sum((3, 5, 2), ("+", "-", "*")).question
         '3-5*2'
@@ -81,7 +81,7 @@ class Sum:
 
     @property
     def totals(self) -> list[int]:
-        """What it comes to after each number, or product, but the first; the last is the answer.
+        """The running total after each number or product but the first; the last is the answer.
 
         >>> Sum((3, 5, 9, 2), ("+",) * 4).totals, Sum((3, 5, 2), ("+", "-", "*")).totals
         ([8, 17, 19], [-7])
@@ -106,7 +106,7 @@ class Sum:
 
     @property
     def fold(self) -> Fold:
-        """Which split it belongs to: of its numbers and signs in any order."""
+        """The sum's split, a function of its numbers and signs in any order."""
         pairs = sorted(zip(map(ord, self.signs), self.terms, strict=True))
         return fold_of("markovian", *itertools.chain.from_iterable(pairs))
 
@@ -114,7 +114,7 @@ class Sum:
 def draw_sum(
     rng: random.Random, num_terms: int = 4, num_digits: int = 1, operations: str = "+"
 ) -> Sum:
-    """Any sum, of any split; numbers are from 1 to the highest of so many digits."""
+    """Draw a sum, of any split; numbers are from 1 to the highest of so many digits."""
     terms = tuple(rng.randint(1, 10**num_digits - 1) for _ in range(num_terms))
     return Sum(terms, ("+", *(rng.choice(operations) for _ in terms[1:])))
 
@@ -126,7 +126,7 @@ def generate_sums(
 
     Args:
         seed: same seed, same stream.
-        fold: "train", "development" or "test"; they are disjoint whatever the seeds.
+        fold: "train", "development" or "test"; they are disjoint for all seeds.
         num_terms: how many numbers.
         num_digits: most digits of each.
         operations: signs that may stand between them.
@@ -137,7 +137,7 @@ def generate_sums(
 
 
 def chance(problems_P: list[Problem]) -> float:
-    """How often the answer is right that is given most: the best without question and thought.
+    """The share of the most common answer: the best accuracy without question and thought.
 
     >>> chance([Problem("a", "1"), Problem("b", "2"), Problem("c", "2")])
     0.6666666666666666
@@ -148,7 +148,7 @@ def chance(problems_P: list[Problem]) -> float:
 
 LETTERS = "ABCDEFGHIJ"
 _CHARACTERS_PER_TOKEN = 32
-"""Enough of a long text's start to make a token of."""
+"""Characters at a long text's start that suffice for a token."""
 _WHOLE = re.compile(r"(-?\d+)\.0+")
 
 
@@ -196,7 +196,7 @@ def read_problem(row: Row, tokenizer: "Tokenizer | None", lengths: tuple[int, in
 
 
 def _one(row: Row, name: str) -> str:
-    """One answer; a whole number without decimals."""
+    """An answer as text; a whole number without decimals."""
     answer = one_answer(row, name)
     whole = _WHOLE.fullmatch(answer)
     return whole[1] if whole else answer

@@ -288,7 +288,7 @@ def draw_study(
 
 
 def _lost(of: Mapping[str, Estimate], damage: str) -> Line:
-    """What a damage costs, by percent of the thought, with its intervals."""
+    """The cost of damage, by percent of the thought, with its intervals."""
     percent_M = [100 * share for share in SHARES]
     found_M = [of[f"{FRAGILITY}/{damage}/{x:.0f}"] for x in percent_M]
     interval = [each.low for each in found_M], [each.high for each in found_M]
@@ -296,7 +296,7 @@ def _lost(of: Mapping[str, Estimate], damage: str) -> Line:
 
 
 def _plain(of: Mapping[str, Estimate] | Mapping[str, Comparison]) -> dict[str, object]:
-    """As JSON; what is not known is null."""
+    """Values for JSON; unknown ones are null."""
     return {
         name: {key: _finite(value) for key, value in dataclasses.asdict(found).items()}
         for name, found in of.items()

@@ -49,11 +49,11 @@ from es_cookbook.rl.rewards.values import composed
 LONGEST_ANSWER = 1000
 """Characters; a longer answer is wrong, unless it is a whole text, whose end counts."""
 LONGEST_BARE = 300
-"""Characters of a text without dollars that may be nothing but the answer."""
+"""Limit on the characters of a text without dollars that may be the answer as a whole."""
 
 _TOLERANCE = 1e-6
 _SMALL_SHARE = 1e-3
-"""Most by which small numbers may differ that are equal within six decimals."""
+"""Limit on the relative difference of small numbers that are equal within six decimals."""
 _PACKAGE = "math_verify"
 _TIMEOUTS = "math_timeouts"
 
@@ -81,7 +81,7 @@ class Math(Reward):
 
     @override
     def read(self, text: str, row: Fields) -> str | None:
-        """The answer without white space; what is equal in mathematics alone votes apart."""
+        """The answer without white space; other forms of an equal formula vote separately."""
         answer = extracted(text, self.extract)
         return None if answer is None else "".join(answer[:LONGEST_ANSWER].split())
 
@@ -108,7 +108,7 @@ class Math(Reward):
         self.check()  # A row may have named this reward itself.
 
     def golds_and_answers(self, text: str, row: Fields) -> tuple[list[str], list[str]]:
-        """What to compare: any of the first with the second, which has one formula or none."""
+        """The formulas to compare: right answers, and the given one or none."""
         golds = [self._gold(gold) for gold in texts_of(row, self.field)]
         text = composed(spoken(text))
         answer = said_answer(text, self.extract)
@@ -171,7 +171,7 @@ def stated(text: str) -> str:
 
 
 def _bare(box: str) -> str:
-    """What a box holds, without dollars in it."""
+    """The content of a box, without dollars."""
     return _DOLLARS.sub(" ", box).strip()
 
 
@@ -256,7 +256,7 @@ _MISREAD = re.compile(
 
 
 def _is_readable(latex: str) -> bool:
-    """Whether math-verify reads all of a formula, as it is meant; what is not known is not."""
+    """Whether math-verify is known to read all of a formula as it is meant."""
     texts = _TEXT.findall(latex)
     bare = re.sub(r"\\(?:begin|end)\{[pbv]?matrix\}", " ", _TEXT.sub(" ", latex))
     bare = re.sub(r"\\mathbb\s*\{?[RNZQC]\}?", " ", bare)
@@ -332,20 +332,20 @@ def _are_equal(gold: str, answer: str, same: _Same) -> bool:
 
 
 def _are_close(gold: Reading, answer: Reading, *, is_exact: bool) -> bool:
-    """As math-verify does it: decimals within six places, all else exactly."""
+    """Compare as math-verify does: decimals within six places, all else exactly."""
     tolerance = 0 if is_exact else _TOLERANCE / max(1, abs(gold.value))
     return (answer.value == 0) == (gold.value == 0) and answer.is_close(gold, float(tolerance))
 
 
 def _squeezed(latex: str) -> str:
-    """Without what changes nothing; a space between numbers does."""
+    """Remove LaTeX that changes nothing; a space between numbers is kept."""
     latex = re.sub(r"\\left|\\right|(?<!\\)\\[,:;! ]|\.$", " ", latex.replace("dfrac", "frac"))
     latex = re.sub(r"(?<!\d)\s+|\s+(?!\s|\d)", "", latex.strip())
     return re.sub(r"([_^])\{(\w)\}(?!\w)", r"\1\2", latex)
 
 
 def _values(gold: str, answer: str, same: _Same) -> tuple[str, str] | None:
-    """Both without names before `=` where only one has them; None where these say something."""
+    """Both without names before `=` if only one has them; None if these are not just names."""
     equations = [_EQUALS.search(each) is not None for each in (gold, answer)]
     if equations[0] == equations[1]:
         return gold, answer

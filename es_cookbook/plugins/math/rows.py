@@ -42,7 +42,7 @@ class MathProblem:
 
     @property
     def fold(self) -> int:
-        """Which fold it belongs to, by its question."""
+        """The problem's fold, a function of its question."""
         return fold_of_text(self.question)
 
 
@@ -80,7 +80,7 @@ def read_problem(row: Row) -> MathProblem:
 
 
 def one_answer(row: Row, name: str) -> str:
-    """The answer under `name`, of which there may not be several."""
+    """The only answer under `name`."""
     try:
         (answer,) = texts_of(row.fields, name)
     except (DataError, ValueError) as error:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _LOOPBACK = re.compile(r"http://(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?(/[!-~]*)?")
 _NAME = re.compile(r"[\w./-]{1,128}", re.ASCII)
-"""As the protocol has it."""
+"""Names that the protocol allows."""
 MOST_TOOLS = 128
 _LONGEST_SCHEMA = 1 << 15
 """Characters of a tool's name, description and schema, as JSON."""

@@ -35,7 +35,7 @@ from es_cookbook.plugins.mcp.transports import Allowance, http, stdio
 from es_cookbook.rl.messages.tools import Result, cut, failed
 
 _SECONDS_TO_END = 3.0
-"""For the process, or a session over HTTP, to end."""
+"""Time for the process, or a session over HTTP, to end."""
 
 # The library logs failures with tracebacks; they are reasons of lost rollouts already.
 for _name in ("mcp", "client"):
@@ -102,7 +102,7 @@ class Session:
             self._end()
 
     def _ended(self, how: str) -> None:
-        """The server has ended, or is cut off: calls under way are lost, and say how."""
+        """Fail calls under way, with the reason: the server has ended, or is cut off."""
         self._why = self._why or f"{self._server} {how}"
         self.is_retired = True
         self._over.set()
@@ -115,7 +115,7 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def _in_use(self) -> AsyncGenerator[ClientSession]:
-        """Inside, the server is asked something; failures are raised as `EnvError`."""
+        """Context manager for a request to the server; failures are raised as `EnvError`."""
         self._num_calls += 1
         try:
             with anyio.fail_after(self._server.timeout):
@@ -171,7 +171,7 @@ class Session:
 
 
 def _is_closed(error: MCPError) -> bool:
-    """Whether the library says so: many servers give errors of their own the same code."""
+    """Whether the library raised it: many servers give their own errors the same code."""
     return error.code == CONNECTION_CLOSED and error.message == "Connection closed"
 
 
@@ -220,5 +220,5 @@ async def listed(server: Server) -> Sequence[MCPTool]:
 
 
 def known_tools(server: Server) -> Sequence[MCPTool]:
-    """Those that were listed before on this event loop."""
+    """The server's tools, which were listed before on this event loop."""
     return _listed.get()[server]

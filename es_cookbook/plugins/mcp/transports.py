@@ -33,15 +33,15 @@ MOST_BYTES = 4 << 20
 MOST_VALUES = 1 << 15
 """JSON values in a message; an object counts as four."""
 _MOST_AHEAD = 16 * MOST_BYTES
-"""Bytes that a server may have left to send."""
+"""Limit on the unused allowance of a server, in bytes."""
 _BYTES_OF_LINE = 1024
 """Added to the bytes of a line, because a short message costs as much to answer as a long one."""
 _MOST_UNREAD = 4 * MOST_BYTES
 """Bytes written to a process that it has not read."""
 _SECONDS_TO_END = 1.0
-"""After its standard input was closed; then the process is killed."""
+"""Time to end after its standard input was closed; then the process is killed."""
 _SECONDS_TO_RESUME = 1.0
-"""Before a response over HTTP that broke off is requested again."""
+"""Pause before a response over HTTP that broke off is requested again."""
 
 
 class Allowance:
@@ -88,7 +88,7 @@ async def stdio(
 
     Args:
         command: the program and its arguments.
-        allowance: for what it writes.
+        allowance: allowance for its output.
         ended: called with how the process has ended.
     """
     heard, hears = anyio.create_memory_object_stream[SessionMessage | Exception](0)

@@ -93,7 +93,7 @@ class Part:
 
     @property
     def alone(self) -> RLDatasetBuilder:
-        """The data set, of which no batch is asked: its own may be more than a small part has."""
+        """The data set with batches of one: a small part may have fewer problems than its batch."""
         if "problems_per_generation" in chz.chz_fields(self.dataset):
             return chz.replace(self.dataset, problems_per_generation=1)
         return self.dataset
@@ -138,7 +138,7 @@ class Mixture(RLDatasetBuilder):
 
     @property
     def members(self) -> tuple[Part, ...]:
-        """All data sets; a subclass may have some as fields of their own."""
+        """All data sets; a subclass may have some as separate fields."""
         return self.parts
 
     @chz.validate
@@ -201,12 +201,12 @@ class _Problem(ChangedProblem):
 
     @property
     def name(self) -> str:
-        """The problem's own."""
+        """The name of the problem."""
         return str(getattr(self.problem, "name", type(self.problem).__name__))
 
     @property
     def key(self) -> str:
-        """Stands for it in the history: part, tags, and what the problem is."""
+        """Identifies the problem in the history by part, tags, and content."""
         what = map(str, self.digests or (self.name,))
         text = "\n".join((self.tag or str(self.part), *self.tags, *what))
         return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=6).hexdigest()

@@ -1,4 +1,4 @@
-"""Which problems come next: endless streams of them, shares of a batch, and what is left out.
+"""Selection of problems: endless streams, shares of a batch, filters, and replay.
 
 All of it is deterministic: it follows from seeds and from what was told.
 """
@@ -43,9 +43,9 @@ class Replay:
         check_range(self, "warmup", "exploration", at_least=0)
 
     def values(self, results_P: Iterable[ProblemResult]) -> dict[str, float]:
-        """What each problem of a generation is worth; those without a rollout left out.
+        """The value of each problem of a generation; those without a rollout are left out.
 
-        A problem that stands there twice has the mean of its values.
+        A problem that occurs twice has the mean of its values.
         """
         found: dict[str, list[float]] = {}
         for result in results_P:

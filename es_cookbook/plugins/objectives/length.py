@@ -13,7 +13,7 @@ earns more than 1, and with s = 0.3 a right one keeps at least 0.7 of its reward
 Pitfall: with rewards of 0 and 1 and s above one half, a long wrong answer earns more than a long
 right one. `penalised` takes any s from 0 to 1; 0.3 is the usual one.
 
-Lengths are in whatever unit the caller counts: words, characters, tokens. NaN is a lost rollout,
+Lengths may be in any unit: words, characters, tokens. NaN is a lost rollout,
 and stays NaN.
 
 `Length` adjusts another reward function by the words of one answer. What compares the answers to a

@@ -65,7 +65,7 @@ class Gdpo(_WeightedMetrics):
     with r_k the mean of reward k over a genome's attempts at a problem, and mean and standard
     deviation over all genomes at it, as in GDPO (Liu et al. 2026, arXiv:2601.05242), there over the
     answers of a group. A plain sum is governed by the reward that differs most: where half of the
-    answers are right and the lengths differ by a percent, length has no say, whatever its weight.
+    answers are right and the lengths differ by a percent, length has no influence, for any weight.
     Here the weights alone say what counts. GDPO's second step, dividing by the standard deviation
     over the batch, is what `fitness=zscore` does.
 
@@ -109,7 +109,7 @@ def normalised(values_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @chz.chz
 class RewardSchedule(_WeightedMetrics):
-    """A sum of rewards whose weights change over the run: form first, then what is right, say.
+    """A sum of rewards whose weights change over the run, for example first form, then correctness.
 
         score = Σ_k w_k(t) · mean(r_k),   w_k(t) = start_k + (final_k − start_k) · min(t / over, 1)
 

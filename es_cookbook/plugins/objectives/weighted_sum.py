@@ -7,7 +7,7 @@ So one data set can hold problems that are graded in different ways. A row has n
 rewards only: data must not choose which code runs.
 
 The sum is fixed before a generation: a reward with a large spread outweighs one with a small
-spread, whatever the weights say.
+spread, for all weights.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ def _rewards() -> Iterator[tuple[str, type[Reward]]]:
 
 _PARTS = dict(_rewards())
 ROW_FIELD = "reward"
-"""Where a row names its own rewards."""
+"""The field in which a row names its own rewards."""
 
 
 def _with_parts(cls: type[_T]) -> type[_T]:
@@ -104,7 +104,7 @@ class WeightedSum(Reward):
 
     @override
     def read(self, text: str, row: Fields) -> str | None:
-        """What the first of them reads that reads anything."""
+        """The answer that the first of them to find one reads."""
         found = (part.read(text, row) for _, part in self._of(row))
         return next((answer for answer in found if answer is not None), None)
 

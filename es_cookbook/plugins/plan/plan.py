@@ -149,7 +149,7 @@ def read_architecture(model_name: str) -> "PreTrainedModel":
 
 
 class Plan:
-    """What a run needs, in bytes of one GPU's memory unless a line says otherwise.
+    """The needs of a run, in bytes of one GPU's memory unless a line says otherwise.
 
     An engine samples a *block* at a time: its resident genomes, or one dense genome. *Rows* are
     requests that decode together; a *pass* is one forward pass over prompts.
@@ -292,7 +292,7 @@ class Plan:
 
     @property
     def fixed(self) -> int:
-        """Everything but the cache."""
+        """Memory of everything except the cache."""
         weights = self.weights + self.centre + self.residents
         return weights + self.gathered + self.work + self.prefixes
 
@@ -303,7 +303,7 @@ class Plan:
 
     @property
     def remaining(self) -> int:
-        """Free for more genomes or longer answers."""
+        """Memory free for more genomes or longer answers."""
         return self.usable - self.fixed - self.cache
 
     @property
@@ -348,7 +348,7 @@ def core_rate(products: "torch.dtype") -> float:
 
 
 def check(plan: Plan) -> None:
-    """Refuse what no engine would start with.
+    """Refuse settings with which no engine would start.
 
     Raises:
         ConfigError: The model cannot be split over so many GPUs, the requests are too long, or the

@@ -95,7 +95,7 @@ class Calls(ServedModel):
             self._end_after_requests()
 
     def _end_after_requests(self) -> None:
-        """If the program has asked for too much, end once its earlier requests are answered."""
+        """End once earlier requests are answered, if the program has asked for too much."""
         if self._left == _ASKED_TOO_OFTEN and not self._num_requests:
             self._queue.put_nowait("turn_limit")
 
@@ -126,7 +126,7 @@ class Calls(ServedModel):
         return found
 
     def program_ended(self) -> None:
-        """There will be no more calls."""
+        """Record that there will be no more calls."""
         self._queue.put_nowait("program")
 
     def close(self) -> None:
@@ -166,7 +166,7 @@ class ProgramEndpoint(Endpoint):
 
     @contextlib.contextmanager
     def open(self, calls: Calls) -> Generator[None]:
-        """Inside, the rollout's key is known."""
+        """Context manager in which the rollout's key is known."""
         self._calls[calls.key] = calls
         try:
             yield

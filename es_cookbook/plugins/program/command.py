@@ -112,7 +112,7 @@ class Command:
 
         Raises:
             ConfigError: The program is not found.
-            SandboxError: The sandbox does not work; says what is missing.
+            SandboxError: The sandbox does not work; the message says what is missing.
         """
         if not self.sandbox:
             return
@@ -180,7 +180,7 @@ def _enclosing(command: Sequence[str], paths: Sequence[Path], seccomp: int) -> S
 
 
 def _visible(paths: Sequence[Path]) -> Sequence[Path]:
-    """Parents first, because a later mount hides what was there."""
+    """The paths to mount, parents first, because a later mount hides earlier ones below it."""
     found = {Path(sys.prefix), Path(sys.base_prefix), *(path.absolute() for path in paths)}
     return sorted(path for path in found if not path.is_relative_to("/usr"))
 
@@ -191,7 +191,7 @@ def _environment() -> Mapping[str, str]:
 
 
 _answering: set[asyncio.Task[None]] = set()
-"""For sandboxes that run; the event loop itself holds tasks weakly."""
+"""Tasks of running sandboxes; the event loop itself holds tasks weakly."""
 
 
 async def _answer(process: Process, ours: socket.socket) -> None:

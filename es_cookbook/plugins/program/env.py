@@ -39,7 +39,7 @@ _translator = functools.lru_cache(16)(Translator)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Program:
-    """What the problems of a dataset share.
+    """Settings that the problems of a dataset share.
 
     Attributes:
         command: the program.

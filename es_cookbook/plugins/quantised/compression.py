@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class _Copy:
-    """What was written.
+    """A written copy.
 
     Attributes:
         rounded: names of the rounded linear layers.

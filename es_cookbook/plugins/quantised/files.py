@@ -59,7 +59,7 @@ _QWEIGHTS: Mapping[Kind, str] = {"codes": "qweight", "scales": "scales", "zeros"
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """How a format stores a layer.
+    """The layout in which a format stores a layer.
 
     Attributes:
         format: its name in config.json.
@@ -187,7 +187,7 @@ class _Layout:
         return unpacked.to(torch.int16) + self.least_zero
 
     def stored(self, weight: CodesAndScales, kind: Kind) -> torch.Tensor:
-        """One of a weight's parameters as the format stores it."""
+        """A parameter of a weight as the format stores it."""
         tensor = weight.parameters()[kind]
         if kind == "scales":
             pass

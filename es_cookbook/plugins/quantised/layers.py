@@ -30,7 +30,7 @@ from es_cookbook.checkpoints.quantised import QuantisedWeight
 
 Kind: TypeAlias = Literal["codes", "scales", "zeros"]
 KINDS: tuple[Kind, ...] = ("scales", "zeros", "codes")
-"""In the order in which a layer's parameters are listed."""
+"""Kinds, in the order in which a layer's parameters are listed."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a quantised checkpoint stores, as the parameters: scales and zero points, or codes."""
+"""Search spaces of quantised checkpoints: scales and zero points, or codes."""
 
 import dataclasses
 import math
@@ -53,9 +53,9 @@ class QuantScales(_OfQuantised):
 
     The codes never change; a scale says how large a step of its group's grid is. ES at a quantised
     model's scales moves one number in a group (a 32nd to a 128th of the weights) and leaves a
-    checkpoint of the same format, which whatever ran the base runs as it is.
+    checkpoint of the same format, which runs wherever the base does.
 
-    Relative: a layer's scales differ by orders of magnitude, so what is perturbed is a factor on
+    Relative: a layer's scales differ by orders of magnitude, so the parameter is a factor on
     each,
 
         scale = float32(base scale * r),    r = 1 at the start,    r <- r + c * ε

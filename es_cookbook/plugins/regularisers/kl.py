@@ -104,7 +104,7 @@ class KLToBase(Regulariser):
 
     Pitfall: it estimates the KL only if the answer was drawn from π_genome itself. A run often
     samples greedily, and the most likely answer is not representative of the distribution. So
-    answers are drawn here at temperature 1 and without top-p, whatever the run does; genomes share
+    answers are always drawn here at temperature 1 and without top-p; genomes share
     the sampling seeds.
 
     The centre's KL is measured at every held-out evaluation, as `test/env/kl/kl`: on the held-out

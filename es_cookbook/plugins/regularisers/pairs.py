@@ -105,7 +105,7 @@ class PairProblem(EnvGroupBuilder):
 
 
 def digests(source: str, tokenizer: Tokenizer, *, chat: bool) -> Iterator[tuple[int, ...]]:
-    """What identifies the prompt of each row, as of a problem that is trained on."""
+    """Digests that identify the prompt of each row, as for training problems."""
     for row in load_rows(source, option=OPTION):
         prompt_T = render_prompt(tokenizer, row.text("prompt"), chat=chat)
         yield (digest_of(prompt_T),)

@@ -81,7 +81,7 @@ def _charted(run: RunFiles) -> dict[str, object]:
 
 
 def sentence(runs: Sequence[RunFiles]) -> str:
-    """What the runs of a group did and gained, as means over the runs."""
+    """A sentence on the training and gain of a group of runs, as means over the runs."""
     done = [run.generations_done for run in runs]
     length = plural(max(done), "generation")
     if len(runs) > 1:
@@ -130,7 +130,7 @@ def _ends(rows: Sequence[Mapping[str, float]], key: str) -> tuple[float, float] 
 def _thinned(
     rows: Sequence[dict[str, float]], problems: list[str]
 ) -> Sequence[Mapping[str, float]]:
-    """All rows, or evenly spaced ones and the last if there are too many for a page."""
+    """All rows, or evenly spaced ones and the last if a page cannot hold all."""
     if len(rows) <= _MOST_ROWS:
         return rows
     step = math.ceil(len(rows) / _MOST_ROWS)

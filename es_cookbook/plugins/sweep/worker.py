@@ -37,7 +37,7 @@ from es_cookbook.runs.program import run
 Share: TypeAlias = tuple[tuple[int, ...], str | None]
 """A process's cores, and its GPU, or None if it sees all of them."""
 _SECONDS_TO_END = 7.0
-"""After an interrupt; then the process is killed, which does not damage the history."""
+"""Time to end after an interrupt; then the process is killed, which the history survives."""
 
 
 def shares(count: int, devices: Sequence[str]) -> list[Share]:

@@ -60,12 +60,12 @@ _NEEDED = {
     "OpenRouter": "asks models behind an API",
     "np.random.randint": "draws from NumPy's global generator, by which no game comes again",
 }
-"""What is in the source of a game that is refused -> what the game does."""
+"""Text in the source of games that are refused -> what they do."""
 _LISTED = re.compile(r"[Aa]vailable (?:[Mm]oves|[Aa]ctions)[^:\n]*:(.*)")
 
 
 def legal_moves(shown: str) -> list[str]:
-    """The moves that a game lists last in what it shows; none where it lists none.
+    """The moves in the last list of moves that a game shows, if any.
 
     >>> legal_moves("Available Moves: '[0]', '[4]'"), legal_moves("Your move.")
     (['[0]', '[4]'], [])
@@ -84,7 +84,7 @@ def _registration() -> ModuleType:
 
 
 def check_game(name: str) -> int:
-    """How many players a game has.
+    """The number of players of a game.
 
     Raises:
         ConfigError: textarena is not installed or knows no such game, or the game needs more than
@@ -134,7 +134,7 @@ class _Played:
             random.setstate(others)
 
     def shown(self) -> tuple[int, str]:
-        """Whose turn it is, and what that player is shown."""
+        """The player whose turn it is, and what that player is shown."""
         return self._alone(lambda: self._game.get_observation())
 
     def move(self, text: str) -> None:
@@ -147,7 +147,7 @@ class _Played:
 
 
 class _TextArenaEnv(Env):
-    """One game, a move a turn.
+    """One game, with one move per turn.
 
     Metrics: `correct`, won or, alone, solved (the game's whole reward of 1); `invalid`, ended by
     the policy's own invalid move; `unfinished`, ended by `max_turns`; `turns`.
@@ -195,7 +195,7 @@ class _TextArenaEnv(Env):
         return self._ended()
 
     async def _shown_next(self) -> str | None:
-        """What the policy is shown at its next turn; None at the end of the game."""
+        """The text that the policy is shown at its next turn; None at the end of the game."""
         while not self._played.done:
             player, shown = self._played.shown()
             if player == self._player:
@@ -212,7 +212,7 @@ class _TextArenaEnv(Env):
         return self._opponent_rng.choice(moves)
 
     def asked_first(self) -> Observation:
-        """What the game's first player is shown."""
+        """The observation for the game's first player."""
         return self._asked(self._played.shown()[1])
 
     def _asked(self, shown: str) -> Observation:
@@ -221,7 +221,7 @@ class _TextArenaEnv(Env):
         return Observation(prompt_T)
 
     def _said(self, action: Action) -> str:
-        """A turn without its thoughts, in which games would find moves too."""
+        """A turn without its thoughts, because games would find moves there too."""
         return spoken(whole_turn(action.text, self._opened))
 
     def _ended(self) -> StepResult:

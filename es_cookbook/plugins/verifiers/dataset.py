@@ -131,7 +131,7 @@ class TasksetProblems(RLDatasetBuilder):
         return Datasets(dataset, test_P)
 
     def _held_out(self, contents: Collection[str]) -> set[str]:
-        """Those of the tasks' contents that are held out: an arbitrary share, always the same."""
+        """The tasks' contents that are held out: an arbitrary share, always the same."""
         most = min(self.num_test, math.ceil(self.test_fraction * len(contents)))
         in_order = sorted(contents, key=lambda each: digest_of(each).to_bytes(8, "little"))
         return set(in_order[:most])

@@ -156,7 +156,7 @@ class _TaskEnv(Env):
         self._asked.put_nowait(ended)
 
     async def _episode(self) -> StepResult:
-        """As the library's `Env.run_episode`, without its servers."""
+        """Run an episode as the library's `Env.run_episode` does, without its servers."""
         builder, task = self._builder, self._builder.task
         env = builder.source.env
         agent = _Agent(env, builder.chat, self.policy.context_length, self._ask)
@@ -222,7 +222,7 @@ class _Agent:
 
     @contextlib.asynccontextmanager
     async def interaction(self, task: Task, **borrowed: object) -> "AsyncGenerator[_Interaction]":
-        """A chat in which the environment is the user; scored when it is left."""
+        """Context manager for a chat with the environment as the user; scored on exit."""
         async with self._episode(task, borrowed) as interaction:
             yield interaction
             if interaction.trace.stop_condition is None:

@@ -72,7 +72,7 @@ def find_taskset(package: str) -> type:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
-    """Which taskset, and JSON of options for it."""
+    """A taskset, and JSON of options for it."""
 
     taskset: type
     options: str
@@ -195,7 +195,7 @@ def _needs(task: Task) -> Iterator[str]:
 
 
 def _wants_runtime(hook: Callable[..., object]) -> bool:
-    """As in the library: a parameter with a default needs no runtime."""
+    """Whether a hook needs a runtime: as in the library, not if its parameter has a default."""
     parameter = inspect.signature(hook).parameters.get("runtime")
     return parameter is not None and parameter.default is inspect.Parameter.empty
 

@@ -167,7 +167,7 @@ def ago(seconds: float) -> str:
 
 
 def last_update(log_path: Path) -> float:
-    """When a run last wrote something, in seconds of `time.time`; 0 if unknown."""
+    """Time at which a run last wrote something, as `time.time` has it; 0 if unknown."""
     times = [0.0]
     for name in (HISTORY, METRICS, ROLLOUTS, CONFIG):
         with contextlib.suppress(OSError):  # Missing or not readable.

@@ -160,11 +160,11 @@ class _Entry:
     finals_R: Sequence[Metrics]
 
     def scores_R(self, spent: Spent) -> list[dict[float, float]]:
-        """For each run, what it had spent -> score; the first is before training."""
+        """For each run, cost so far -> score; the first is before training."""
         return [points(run, self.metric, spent) for run in self.runs_R]
 
     def whole_R(self, spent: Spent) -> list[float]:
-        """What each whole run spent."""
+        """The total cost of each run."""
         return [max(score_at) for score_at in self.scores_R(spent)]
 
     def after(self, spent: Spent, most: float) -> list[float]:
@@ -176,7 +176,7 @@ class _Entry:
 def contestants(
     compare: CompareGradients, fields: Mapping[str, str]
 ) -> dict[str, tuple[AnyConfig, Sequence[float]]]:
-    """By name, a Config with its original learning rate, and factors; only inside `run_cli`.
+    """Name -> Config with its original learning rate, and factors; only inside `run_cli`.
 
     Raises:
         ConfigError: An option does not exist or is set by the comparison; unequal rollouts.

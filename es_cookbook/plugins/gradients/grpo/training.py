@@ -318,16 +318,16 @@ class _Trainer(GRPOTrainer):
 
     @override
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """The run writes the weights."""
+        """Do nothing: the run writes the weights."""
         os.makedirs(str(output_dir), exist_ok=True)
 
     @override
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write none."""
+        """Do nothing: no model card is written."""
 
     @override
     def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """The weights are loaded already."""
+        """Do nothing: the weights are loaded already."""
 
 
 class _Generations(TrainerCallback):
@@ -396,7 +396,7 @@ class _Generations(TrainerCallback):
             anyio.from_thread.run(self._end, generation)
 
     async def _end(self, generation: int) -> None:
-        """After a generation's last step: give the weights to the engine, record the generation."""
+        """Give a generation's weights to the engine, and record the generation."""
         self._run.recorder.took(generation, "learn", self._began, time.perf_counter())
         await self._run.learned(generation)
         measured = {**_means(self._logs), "policy/weighted": _weighted(self._groups_P)}

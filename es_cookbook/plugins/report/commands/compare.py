@@ -6,7 +6,7 @@
 
 Each optimizer starts as `optimizer=<name>` does in the recipe's `train_cli`. An option of
 `train_cli` applies to every run; prefixed with an optimizer's name, only to that optimizer's runs.
-Whatever is changed, all must make the same number of rollouts. To compare settings of one
+All must make the same number of rollouts. To compare settings of one
 optimizer, use `sweep`.
 
 Runs are ordinary ones, in `<log_path>/<optimizer>-seed<seed>`. The same command continues where it
@@ -70,7 +70,7 @@ class Compare:
 
 
 def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[Config]]:
-    """By optimizer, the Configs of its runs, one per seed; only inside `run_cli`.
+    """Optimizer -> Configs of its runs, one per seed; only inside `run_cli`.
 
     `fields` are options of all runs, as a user types them, or of one optimizer's: `NAME.field`.
 
