@@ -27,7 +27,7 @@ Json = Mapping[str, Any]
 
 
 async def ask(socket: ClientConnection, kind: str, data: Json) -> Json:
-    """What the environment answers: `observation`, `reward` and `done`."""
+    """Send a request; returns `observation`, `reward` and `done`."""
     with contextlib.suppress(ConnectionClosed):  # One that has closed may have said why.
         await socket.send(json.dumps({"type": kind, "data": data}))
     found = json.loads(await socket.recv())

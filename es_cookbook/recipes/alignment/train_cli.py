@@ -5,7 +5,7 @@
     python -m es_cookbook.recipes.alignment.train_cli --help
 
 The task is the recipe conciseness: answer briefly. Its reward looks at length alone, and the model
-forgets on the way what is right. Pairs of a right and a wrong answer, both brief, are a second
+forgets how to answer correctly. Pairs of a right and a wrong answer, both brief, are a second
 objective with a weight: the right one should stay the likelier one. No network, no GPU.
 """
 

@@ -1,4 +1,4 @@
-"""Additions as Envs: what one is, how they are made and held out, and what an answer earns.
+"""Additions as Envs: problems, generation, held-out split, and reward.
 
 A problem is some numbers to be added. Its fold follows from the numbers in any order, so no test
 problem is a training problem with its numbers exchanged.
@@ -29,7 +29,7 @@ from es_cookbook.rl.types import ANSWER, Observation, Tokenizer
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """Numbers to be added, in the order in which they are asked."""
+    """Numbers to be added, in the order of the question."""
 
     terms: tuple[int, ...]
 
@@ -39,7 +39,7 @@ class Problem:
 
     @property
     def fold(self) -> Fold:
-        """Which split the problem belongs to, a pure function of its numbers in any order."""
+        """The problem's split, a pure function of its numbers in any order."""
         return fold_of("arithmetic", *sorted(self.terms))
 
 
@@ -59,7 +59,7 @@ def generate_problems(
 
 
 def draw_problem(rng: random.Random, num_terms: int = 2, num_digits: int = 3) -> Problem:
-    """Any problem, of any split."""
+    """Draw a problem, of any split."""
     lowest, highest = 10 ** (num_digits - 1), 10**num_digits - 1
     return Problem(tuple(rng.randint(lowest, highest) for _ in range(num_terms)))
 
@@ -84,7 +84,7 @@ def columns(terms: Sequence[int]) -> list[int]:
 
 
 def forgot_a_carry(terms: Sequence[int], answer: str) -> bool:
-    """Whether an answer, ones first, is right but for one or more carries that were forgotten.
+    """Whether an answer, ones first, is right except for one or more forgotten carries.
 
     >>> forgot_a_carry([347, 285], "225"), forgot_a_carry([347, 285], "226")
     (True, True)

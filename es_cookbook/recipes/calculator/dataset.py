@@ -26,7 +26,7 @@ from es_cookbook.rl.types import Tokenizer
 
 PromptStyle: TypeAlias = Literal["compact", "words"]
 Order: TypeAlias = Literal["left", "right"]
-"""Which operation comes first."""
+"""The operation that comes first."""
 
 _OPERATION = re.compile(r"\s*(\d{1,12})\s*([-+*])\s*(\d{1,12})\s*")
 
@@ -66,7 +66,7 @@ class Problem:
         return "right" if self.operations == "+*" else "left"
 
     def steps(self, order: Order) -> tuple[str, str, str]:
-        """Two operations in this order, and what comes out."""
+        """Two operations in this order, and the result."""
         (a, b, c), (first, second) = self.numbers, self.operations
         inner = f"{a}{first}{b}" if order == "left" else f"{b}{second}{c}"
         value = calculate.function(inner)
@@ -84,13 +84,13 @@ def generate_problems(seed: int, fold: Fold) -> Iterator[Problem]:
 
 
 def draw_problem(rng: random.Random) -> Problem:
-    """Any problem, of any fold; three in four have the product last."""
+    """Draw a problem, of any fold; three in four have the product last."""
     a, b, c = (rng.randint(11, 99) for _ in range(3))
     return Problem((a, b, c), rng.choice(("+*", "+*", "+*", "*+", "*-")))
 
 
 def chat_of(problem: Problem, order: Order, form: Form) -> tuple[str, ...]:
-    """What the model says, turn by turn: two calls and the answer."""
+    """The model's turns: two calls and the answer."""
     *expressions, answer = problem.steps(order)
     calls = [ToolCall("calculate", {"expression": text}) for text in expressions]
     return (*(call_text(call, form) for call in calls), answer)

@@ -44,16 +44,16 @@ _CHAIN_SUM = Source(
 """The generator and options of reasoning-gym that the chat model half knows."""
 FACTS = Path(__file__).parent / "facts.jsonl"
 LONGEST = 4000
-"""Characters of an answer that are looked at."""
+"""Characters of an answer that are graded."""
 
 _TOPICS = """
     sea rain bread music winter garden river horse train school apple moon city dog book bridge
     forest kitchen market island mountain summer friend window chair
 """
 _WORDS = "today tonight now here there again outside sometimes once maybe later everywhere"
-"""With which a text may begin or end."""
+"""Words with which a text may begin or end."""
 _PARTS = ("and quiet", "and big", "at this hour", "and we like it", "indeed")
-"""What a sentence may go on with: some of them have any number of words together, up to 12."""
+"""Continuations of a sentence: some of them add up to any number of words up to 12."""
 _VALUES = {
     "title": "The {}",
     "place": "near the {}",
@@ -62,7 +62,7 @@ _VALUES = {
     "year": "2020",
     "reason": "we like the {}",
 }
-"""Keys of JSON, and what a description of anything may say there."""
+"""Keys of JSON, and values for a description of any subject."""
 _NAMES = "Maria Ken Aisha Tom Ines Omar Lena Raj Sofia Paul Mei Jonas Ada Luis"
 _SURNAMES = "Lopez Adams Khan Weber Rossi Novak Tanaka Silva Brown Moreau Olsen"
 _ITEMS = "lamp chair kettle bicycle jacket camera table clock guitar tent"
@@ -71,7 +71,7 @@ _CITIES = "Oslo Lima Kyoto Nairobi Boston Porto Cairo Toronto Delhi Athens"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """A question, an answer that earns everything, and what of an answer is checked.
+    """A question, a gold answer, and the checked properties of answers.
 
     Attributes:
         question: as the user of a chat.
@@ -84,7 +84,7 @@ class Problem:
     wanted: tuple[tuple[str, str], ...] = ()
 
     def is_in(self, fold: Fold, held_out: int) -> bool:
-        """Whether it is of the training fold, or of the one that is held out."""
+        """Whether the problem is in the training fold, or in the held-out one."""
         mine = fold_of_text(self.question)
         return mine not in (0, 1, held_out) if fold == "train" else mine == held_out
 
@@ -117,7 +117,7 @@ def _draw_chain_sum(rng: random.Random) -> Problem:
 
 
 def _grade_number(text: str, problem: Problem) -> Grade:
-    """The last number counts, in whatever words: half for being right, half by its digits.
+    """Grade the last number, in any words: half for being right, half by its digits.
 
     `well_formed` is a number, or the equation with one.
     """
@@ -142,7 +142,7 @@ def _facts() -> list[Problem]:
 
 
 def _grade_fact(text: str, problem: Problem) -> Grade:
-    """Brevity alone counts, as in the paper; `correct` is the answer with at most a full stop.
+    """Grade brevity alone, as in the paper; `correct` is the answer with at most a full stop.
 
     `knows` is an answer that has the right one in it, however long.
     """
@@ -211,7 +211,7 @@ def _draw_constraints(rng: random.Random) -> Problem:
 
 
 def _text(topic: str, wanted: Mapping[str, str]) -> str:
-    """A text about a topic of which all of these hold."""
+    """A text about a topic that satisfies all of these constraints."""
     edges = [[wanted[edge]] if edge in wanted else [] for edge in ("first", "last")]
     more = ["It is ours.", "Come and see."][: int(wanted.get("sentences", 1)) - 1]
     size = int(wanted.get("words", 10 + 3 * len(more)))
@@ -262,7 +262,7 @@ def _draw_text(rng: random.Random) -> Problem:
 
 
 def _grade_json(text: str, problem: Problem) -> Grade:
-    """JSON at all, the right keys, and each right value count alike."""
+    """Grade JSON: being JSON, having the right keys, and each right value count equally."""
     found = _json_in(text)
     values = {key: folded(" ".join(str(value).split())) for key, value in (found or {}).items()}
     right = [values.get(key) == folded(value) for key, value in problem.wanted]
@@ -280,7 +280,7 @@ def _metrics(**values: float) -> dict[str, float]:
 
 
 class Kind(NamedTuple):
-    """How the problems of a task are made and graded.
+    """Generation and grading of a task's problems.
 
     Attributes:
         draw: makes a random problem.

@@ -5,7 +5,7 @@
 
 Run in one interpreter, code under test would own its tests: it could return objects that equal
 everything, end the process with success, or print what a passed test prints. Here the tests run in
-a process of their own inside the same sandbox, and the code's functions are called across a pipe
+a separate process inside the same sandbox, and the code's functions are called across a pipe
 (`asserts_inside`). Arguments and results are plain data: None, numbers, text, bytes, lists, tuples,
 sets, dicts, what iterators yield, and of the standard library fractions, decimals, dates and times,
 counters, ordered dicts and deques. A value of a derived class arrives as the class it derives from;
@@ -49,7 +49,7 @@ async def run_asserts(
     reference: str | None = None,
     limits: Limits | None = None,
 ) -> tuple[tuple[bool, ...], Ran]:
-    """Run tests against code, all within one deadline; those that are not reached have failed.
+    """Run tests against code within one deadline; tests that are not reached fail.
 
     Returns:
         Which tests passed, in order; and how the sandbox ran, whose stderr says why not.
@@ -125,7 +125,7 @@ def _loaded(tree: ast.AST) -> set[str]:
 
 
 def _bound(tree: ast.AST) -> set[str]:
-    """Names to which a part of the tests gives a value, in whichever of its scopes."""
+    """Names to which a part of the tests gives a value, in any of its scopes."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):

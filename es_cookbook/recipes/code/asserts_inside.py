@@ -109,7 +109,7 @@ def _started(code: str) -> Callable[..., Any]:
 
 
 def _serve(code: str, reads: BinaryIO, writes: BinaryIO) -> None:
-    """The code's side: run it, then answer until the tests are through."""
+    """Run the code, then answer calls until the tests are done."""
     names = _namespace("solution")
     kept: list[Any] = []
 
@@ -147,14 +147,14 @@ class _Remote:
 
 
 def _index(value: object) -> int:
-    """How the tests send an object: only the code's own can go back to it."""
+    """The index under which tests send an object: only the code's own can go back to it."""
     if type(value) is not _Remote:
         raise TypeError(f"a {type(value).__name__} cannot be passed to the code, plain data can")
     return value.index
 
 
 def _kept(index: int) -> Any:
-    """Stands in a pickle for an object that stays in the code's process."""
+    """Placeholder in a pickle for an object that stays in the code's process."""
     raise NotImplementedError(index)
 
 
@@ -251,7 +251,7 @@ def _told(error: BaseException) -> str:
 
 
 def _read_exactly(count: int) -> bytes:
-    """So many bytes of stdin and not one more: what follows is not for the code's process."""
+    """Read exactly so many bytes of stdin: the rest is not for the code's process."""
     found = b""
     while len(found) < count:
         part = os.read(0, count - len(found))

@@ -68,12 +68,12 @@ class Problem:
 
     @property
     def reference(self) -> str | None:
-        """Code that says which names an answer defines."""
+        """Code that defines the names that an answer must define."""
         return self.prefix or self.solution
 
     @property
     def fold(self) -> int:
-        """Which fold the problem belongs to, a pure function of what is asked."""
+        """The problem's fold, a pure function of the question."""
         digest = hashlib.blake2b(self.task.encode(errors="replace"), digest_size=8).digest()
         return int.from_bytes(digest) % FOLDS
 
@@ -292,7 +292,7 @@ class CodeEnv(ProblemEnv):
         super().__init__(observation)
         self._given = problem, reward, limits
         self.grades: dict[str | None, Grade] = {}
-        """By code; the attempts of a group share it."""
+        """Code -> grade; shared by the attempts of a group."""
         self.locks: defaultdict[str | None, anyio.Lock] = defaultdict(anyio.Lock)
 
     @override

@@ -19,7 +19,7 @@ from es_cookbook.rl.rewards.values import composed, folded
 from es_cookbook.rl.types import Metrics
 
 LONGEST_SEARCHED = 10_000
-"""Characters at an answer's beginning in which a good answer is looked for."""
+"""Characters at the start of an answer that are searched for a good answer."""
 
 
 @chz.chz
@@ -65,7 +65,7 @@ class Conciseness(Reward):
 
 
 def _stands_in(words: str, text: str) -> bool:
-    """Whether words stand in a text and are no part of longer ones: 42 is not in 142 or -42.5."""
+    """Whether a text contains words, but not as parts of longer ones: 42 is not in 142 or -42.5."""
     start = text.find(words)
     while start >= 0:
         end = start + len(words)

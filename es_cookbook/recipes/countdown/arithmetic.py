@@ -11,7 +11,7 @@ bounds no nesting.
     factor     = ("+" | "-") factor | "(" expression ")" | digits
 
 `CountdownReward` grades a Countdown answer (TinyZero's task: use each number exactly once to make
-the target) and keeps correctness, the answer's form and the tags' format apart. Left out on
+the target) and separates correctness, the answer's form and the tags' format. Left out on
 purpose: powers, floor division, decimal points and names, which the task does not allow.
 """
 
@@ -36,7 +36,7 @@ MAX_DEPTH = 20
 MAX_DIGITS = 9
 """Longest whole number."""
 TOLERANCE = Fraction(1, 100_000)
-"""How close to the target counts as equal, as in the literature; a formality with rationals."""
+"""Distance from the target that counts as equal, as in the literature; moot with rationals."""
 
 _TOKENS = re.compile(r"[0-9]+|[-+*/()]")
 _ALLOWED = re.compile(r"[-+*/() 0-9]+")
@@ -102,7 +102,7 @@ _OPERATORS: Sequence[Mapping[str, Callable[[Number, Number], Number]]] = (
 
 
 def evaluate(expression: str) -> tuple[Number, tuple[int, ...]] | None:
-    """Exact value of an expression and its whole numbers, as written; None for what is not one.
+    """Exact value of an expression and its whole numbers, as written; None for other text.
 
     >>> evaluate("(1 + 2) / 6")
     (Fraction(1, 2), (1, 2, 6))
@@ -162,7 +162,7 @@ def grade_countdown(
     """Grade a model's answer to one Countdown problem.
 
     Metrics: `correct`, the answer uses each number exactly once and equals the target; `format`,
-    the form of the whole text, in [0, 1], whatever the answer; `well_formed`, full format, and the
+    the form of the whole text, in [0, 1], for any answer; `well_formed`, full format, and the
     answer parses as an expression, right or wrong; and whether it is both, `correct_well_formed`.
 
     `text` is the whole answer, thought included; `prompt_ends_in_think` says that the prompt

@@ -59,12 +59,12 @@ class Problem:
 
     @property
     def key(self) -> ProblemKey:
-        """What makes it the problem it is: the order of the numbers means nothing."""
+        """Identifies the problem: the order of the numbers is irrelevant."""
         return tuple(sorted(self.numbers)), self.target
 
     @property
     def fold(self) -> int:
-        """Which fold the problem belongs to, a pure function of its key."""
+        """The problem's fold, a pure function of its key."""
         numbers, target = self.key
         return derive_seed(0, "countdown/split", *numbers, target) % FOLDS
 
@@ -132,7 +132,7 @@ class _Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Solution:
-    """How a problem is solved.
+    """The solution of a problem.
 
     `first_step` is the operation done first, with its result, for example "27*4=108".
     """
@@ -239,7 +239,7 @@ class CountdownEnv(ProblemEnv):
 
 
 MAX_SEARCHED_NUMBERS = 5
-"""Most numbers of a row without a solution: each makes the search a hundred times longer."""
+"""Limit on the numbers of an unsolved row: each makes the search a hundred times longer."""
 
 
 @chz.chz

@@ -1,4 +1,4 @@
-"""Crossword answers: compared letter by letter, whatever the accents, the case and the spaces.
+"""Crossword answers: compared letter by letter, ignoring accents, case and spaces.
 
 The exact reward looks at the first `<answer>` alone, outside of thoughts. The shaped one gives
 a little to an answer that is nearly right, and nothing for mentioning many words:
@@ -32,7 +32,7 @@ from es_cookbook.rl.rewards.format import ANSWER_CLOSE, ANSWER_OPEN, THINK_OPEN,
 from es_cookbook.rl.types import Metrics
 
 RAMP = (25, 80)
-"""Words of a searched text at which containing the solution begins to lose worth, and has none."""
+"""Words of a searched text from which containing the solution loses worth, and has none."""
 LONGEST_TEXT = 4000
 """Characters at a text's end that are searched."""
 LONGEST_ANSWER = 1000
@@ -54,7 +54,7 @@ def canonical(text: str) -> str:
 
 
 def letters(enumeration: str) -> int:
-    """How many letters an enumeration asks for.
+    """The number of letters in an enumeration.
 
     >>> letters("(3,2-4)")
     9
@@ -157,7 +157,7 @@ def _words(text: str) -> list[str]:
 
 
 def _without_tags(text: str) -> str:
-    """The names of tags are no words of the answer."""
+    """Remove tags: their names are not words of the answer."""
     return re.sub("</?(?:think|answer)>", " ", text)
 
 
@@ -172,6 +172,6 @@ def _contains(words: list[str], gold: str) -> bool:
 
 
 def _worth(words: list[str]) -> float:
-    """What containing the solution is worth in a text of so many words."""
+    """The worth of containing the solution, in a text of so many words."""
     full, none = RAMP
     return min(1.0, max(0.0, (none - len(words)) / (none - full)))

@@ -27,12 +27,12 @@ PromptStyle: TypeAlias = Literal["compact", "words"]
 
 HIGHEST = 99
 WIDTHS = range(12, 61)
-"""How many numbers a problem may have to choose from."""
+"""Number of candidates that a problem may have."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """A number to find between two others, which are possible too."""
+    """A number to find in a range, ends included."""
 
     low: int
     high: int
@@ -54,7 +54,7 @@ def generate_problems(seed: int, fold: Fold) -> Iterator[Problem]:
 
 
 def draw_problem(rng: random.Random) -> Problem:
-    """Any problem, of any fold."""
+    """Draw a problem, of any fold."""
     width = rng.choice(WIDTHS)
     low = rng.randint(1, HIGHEST - width + 1)
     high = low + width - 1
@@ -62,7 +62,7 @@ def draw_problem(rng: random.Random) -> Problem:
 
 
 def halving(problem: Problem) -> list[int]:
-    """The guesses that always halve what is left.
+    """The guesses that always halve the remaining range.
 
     >>> halving(Problem(10, 30, 25))
     [20, 25]
@@ -75,7 +75,7 @@ def halving(problem: Problem) -> list[int]:
 
 
 def halves(low: int, high: int, guess: int) -> float:
-    """How well a guess halves what is left: 1 in the middle, 0 at an edge.
+    """How well a guess halves the remaining range: 1 in the middle, 0 at an edge.
 
     >>> halves(10, 30, 20), halves(10, 30, 15), halves(10, 30, 30), halves(7, 7, 7)
     (1.0, 0.5, 0.0, 1.0)
@@ -85,7 +85,7 @@ def halves(low: int, high: int, guess: int) -> float:
 
 
 def narrowed(low: int, high: int, guess: int, number: int) -> tuple[int, int]:
-    """The range that is left after a wrong guess."""
+    """The remaining range after a wrong guess."""
     return (max(low, guess + 1), high) if guess < number else (low, min(high, guess - 1))
 
 

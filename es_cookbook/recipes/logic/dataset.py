@@ -112,7 +112,7 @@ class LogicEnv(ProblemEnv):
 
 SMALL_TASK = "chain_sum"
 SMALL_OPTIONS = ("min_terms=3", "max_terms=3", "min_digits=1", "max_digits=1")
-"""What the bundled model half knows: sums and differences of three digits."""
+"""The bundled model's half-known task: sums and differences of three digits."""
 
 
 def _options(problems: "LogicDatasetBuilder") -> str | None:

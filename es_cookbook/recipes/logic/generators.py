@@ -1,4 +1,4 @@
-"""reasoning-gym's generators: which can be used, how they are configured, and what they make.
+"""reasoning-gym's generators: the usable ones, their settings, and their problems.
 
 A generator makes problems from a seed and scores answers to them by its own `score_answer`. Not all
 of those 106 can be trusted with a model's text, or come out the same twice: `REFUSED` names them,
@@ -75,16 +75,16 @@ TAKES_NAN = frozenset({"complex_arithmetic", "number_sorting"})
 """Generators whose score_answer gives full marks to NaN, or to a list of them."""
 
 CHEAP = frozenset({"chain_sum", "decimal_chain_sum", "products", "spell_backward"})
-"""Generators whose score_answer is their own, and takes microseconds, whatever the answer is."""
+"""Generators with their own score_answer, which takes microseconds for any answer."""
 
 LONGEST_ANSWER = 10_000
 """Characters; a longer answer scores 0."""
 SCORING_BYTES = 1 << 30
-"""Memory that one score may take beyond what its process has."""
+"""Memory that scoring may take in addition to what its process has."""
 _OWN_OPTIONS = ("seed", "size")
 _CHUNK = 256
 _STALE_CHUNKS = 4
-"""After so many chunks with nothing new in them, a generator has nothing new to give."""
+"""Consecutive chunks without new problems after which a generator counts as exhausted."""
 
 _Dataset: TypeAlias = Any  # reasoning_gym has no types
 _Package: TypeAlias = Any
@@ -105,7 +105,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """What a generator made: what it asks, a right answer if known, and what its score needs."""
+    """A generated problem: its question, a right answer if known, and data for its score."""
 
     source: Source
     question: str
@@ -119,10 +119,10 @@ def usable() -> list[str]:
 
 
 def check_source(source: Source) -> None:
-    """Refuse a generator that there is not, that cannot be used, or that its settings do not fit.
+    """Refuse a generator that does not exist, cannot be used, or does not fit its settings.
 
     Raises:
-        ConfigError: Which, and what is accepted.
+        ConfigError: Names the generator, and what is accepted.
     """
     known = _factory().DATASETS
     if source.task not in known:
@@ -167,7 +167,7 @@ class _Scorer:
         return scorer, (self.source,)
 
     def __call__(self, answer: str, entry: Mapping[str, Any]) -> float:
-        """In [0, 1]; whatever the generator's function raises on an answer."""
+        """The score in [0, 1]; raises any error of the generator's function."""
         task = self.source.task
         if len(answer) > LONGEST_ANSWER or (task in TAKES_NAN and "nan" in answer.lower()):
             return 0.0
@@ -193,7 +193,7 @@ def score(scorer: _Scorer, answer: str, entry: Mapping[str, Any]) -> float | Non
 
 
 def score_in_limits(scorer: _Scorer, answer: str, entry: Mapping[str, Any]) -> float | None:
-    """The same in a worker process, which may neither print nor take much memory."""
+    """`score` in a worker process, which may neither print nor take much memory."""
     with _limited_memory(), _quiet():
         return score(scorer, answer, entry)
 
@@ -257,7 +257,7 @@ def _made(source: Source, seed: int, size: int) -> _Dataset:
 
 
 def _is_default(task: str) -> bool:
-    """Whether answers are compared as texts, as reasoning-gym does where nothing else is said."""
+    """Whether answers are compared as texts, which is reasoning-gym's default."""
     factory = _factory()
     return factory.DATASETS[task][0].score_answer is factory.ProceduralDataset.score_answer
 

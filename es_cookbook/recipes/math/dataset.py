@@ -107,12 +107,12 @@ class MathEnv(ProblemEnv):
 
 
 def extract_of(style: PromptStyle) -> Extract:
-    """Where answers to a prompt stand."""
+    """The place of answers to a prompt."""
     return "answer" if style == "tags" else "boxed"
 
 
 def reward_of(style: PromptStyle, *, is_number: bool) -> Reward:
-    """What compares answers to a prompt."""
+    """The reward that compares answers to a prompt."""
     return (Number if is_number else Math)(extract=extract_of(style))
 
 
@@ -146,7 +146,7 @@ class MathDatasetBuilder(SourcedDatasetBuilder[MathProblem]):
 
     @override
     def generate(self, seed: int, fold: Fold) -> Iterator[tuple[str, MathProblem]]:
-        """They are read from their rows, as problems of others are."""
+        """Generate word problems, read from their rows as those of public sets are."""
         for problem in generate_problems(seed, self.folds(fold)):
             name = f"generated problem {problem.question!r}"
             yield name, read_problem(Row(name, problem.row))

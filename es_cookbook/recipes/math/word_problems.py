@@ -9,8 +9,8 @@ A row has `question` and `answer`; the answer works the problem out and ends in 
     #### 34
 
 Some stories say "more" where one has to subtract. Numbers are whole and at most 99. A problem is
-held out by its numbers: no test problem's numbers, in whatever order, stand in a training problem,
-whatever the seeds. All sentences were written for this project.
+held out by its numbers: no test problem's numbers, in any order, occur in a training problem,
+for all seeds. All sentences were written for this project.
 """
 
 import dataclasses
@@ -103,12 +103,12 @@ class WordProblem:
 
     @property
     def fold(self) -> int:
-        """Which fold it belongs to, a pure function of its numbers in any order."""
+        """The problem's fold, a pure function of its numbers in any order."""
         return derive_seed(0, "word_problems/fold", *sorted(self.numbers)) % FOLDS
 
     @property
     def row(self) -> dict[str, str]:
-        """The row, as GSM8K has them."""
+        """The row in GSM8K's format."""
         lines = [f"{_spaced(step)} = <<{step}>>{step.partition('=')[2]}" for step in self.steps]
         return {"question": self.question, "answer": "\n".join([*lines, f"#### {self.result}"])}
 

@@ -1,4 +1,4 @@
-"""What is asked about two answers to an addition, and what is measured of one."""
+"""The judge's question about two answers to an addition, and the metric of one answer."""
 
 import re
 
@@ -8,9 +8,9 @@ from es_cookbook.rl.rewards.values import composed
 from es_cookbook.rl.types import Observation
 
 JUDGED = "{question}{first};{question}{second}?"
-"""What the bundled model is asked as a judge; each answer stands behind its question."""
+"""Question to the bundled model as a judge; each answer follows its question."""
 VERDICTS = ("A", "B")
-"""What it says where the first answer is the better one, and where the second is."""
+"""Its verdicts: the first answer is the better one, or the second."""
 
 _ADDITION = re.compile(r"([0-9]{1,30})\+([0-9]{1,30})=")
 

@@ -127,7 +127,7 @@ def parse_board(text: str) -> Board:
 
 
 def _piece(name: str, cells: str, size: int) -> Piece:
-    """The piece that covers all cells of its name."""
+    """The piece that covers all cells with its name."""
     covered = [i for i, cell in enumerate(cells) if cell == name]
     start, length = covered[0], len(covered)
     across = list(range(start, start + length))
@@ -143,7 +143,7 @@ def parse_moves(text: str) -> tuple[Move, ...] | None:
     """Read a list of moves, in canonical form; None for text that is not one.
 
     R, L, U and D are accepted for the arrows. Consecutive moves of one piece in one direction are
-    one move. Linear in the text, whatever it is, and never an error.
+    one move. Linear in the length of any text, and never an error.
 
     >>> parse_moves("A>1, AR1,Bv3")
     (Move(piece='A', direction='>', steps=2), Move(piece='B', direction='v', steps=3))
@@ -199,7 +199,7 @@ def play(board: Board, moves: Sequence[Move]) -> tuple[int, Board]:
 
 
 def _slide(board: Board, piece: Piece, move: Move, occupied: set[int]) -> Piece | None:
-    """The piece after the move; None where that is illegal."""
+    """The piece after the move; None if the move is illegal."""
     is_forward = move.direction in (">", "v")
     if piece.is_horizontal != (move.direction in (">", "<")):
         return None
@@ -221,7 +221,7 @@ def mirrored(board: Board) -> Board:
 
 
 def canonical(board: Board) -> str:
-    """What makes it the puzzle it is: neither names nor up and down mean anything.
+    """Identifies the puzzle: names of pieces, and up and down, are irrelevant.
 
     >>> canonical(parse_board("ooC AAC ooo")) == canonical(parse_board("ooo AAB ooB"))
     True
@@ -242,7 +242,7 @@ def renamed(board: Board, names: Mapping[str, str]) -> Board:
 
 
 def arrangement(board: Board) -> str:
-    """What no move changes: size, walls, and the order of pieces on every line.
+    """The invariants of moves: size, walls, and the order of pieces on every line.
 
     Positions that can be reached from each other have the same arrangement. Nor does turning the
     board upside down change it.

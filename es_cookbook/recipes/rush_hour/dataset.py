@@ -68,7 +68,7 @@ def grade_rush_hour(
     *,
     prompt_ends_in_think: bool = False,
 ) -> Grade:
-    """Grade a model's whole answer, of which the last `<answer>` counts.
+    """Grade a model's whole answer; the last `<answer>` counts.
 
     Metrics: `correct`, all moves are legal, and they end with the board solved; `optimal`, in the
     fewest moves; `stops_early`, all are legal, and the board is not solved after the last; `legal`,
@@ -115,7 +115,7 @@ def grade_rush_hour(
 
 
 def _to_go(board: Board) -> int:
-    """How far from solved it looks: pieces in the target's way, and columns to go."""
+    """An estimate of the distance to a solution: pieces in the target's way, and columns to go."""
     return len(board.in_the_way) + board.distance
 
 

@@ -54,7 +54,7 @@ class Problem:
 
     @property
     def fold(self) -> int:
-        """Which fold the problem belongs to, a pure function of what no move changes."""
+        """The problem's fold, a pure function of the invariants of moves."""
         return derive_seed(0, f"rush_hour/split/{arrangement(self.board)}") % FOLDS
 
 
@@ -100,7 +100,7 @@ def generate_problems(
 
 
 def random_board(rng: random.Random, size: int, walls: int) -> Board:
-    """Pieces of two and three cells put down at random, solvable or not.
+    """A board with pieces of two and three cells at random places, solvable or not.
 
     A third to two fifths of a board's cells times one piece: with fewer there are so many
     positions that listing them takes long, with more nothing can move.

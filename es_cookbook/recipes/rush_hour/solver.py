@@ -14,9 +14,9 @@ from typing import TypeAlias
 from es_cookbook.recipes.rush_hour.boards import Board, Move, Piece
 
 MAX_POSITIONS = 200_000
-"""Most positions that a search looks at, in some seconds."""
+"""Limit on the positions of a search, which then takes some seconds."""
 Position: TypeAlias = tuple[int, ...]
-"""How far each piece stands from the left or upper end of its line, the target first."""
+"""The distance of each piece from the left or upper end of its line, the target first."""
 
 
 class TooManyPositionsError(Exception):

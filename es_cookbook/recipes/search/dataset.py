@@ -37,7 +37,7 @@ K1, B = 1.2, 0.75
 
 
 class BM25:
-    """Which text fits a query best, by BM25 (Robertson and Zaragoza, 2009): an inverted index.
+    """Ranks texts for a query by BM25 (Robertson and Zaragoza, 2009): an inverted index.
 
     Terms are lower-case words, without stemming. A query costs time in the texts that share a word
     with it, not in all of them.
@@ -102,7 +102,7 @@ def people() -> Sequence[Person]:
 
 
 def river_sentence(person: Person) -> str:
-    """What river is in a person's town."""
+    """A sentence that names the river in a person's town."""
     return f"river of {person.town} is {person.river}"
 
 
@@ -127,7 +127,7 @@ def search(query: str) -> str:
 
 @functools.cache
 def people_of(fold: Fold) -> Sequence[Person]:
-    """Those about whom a fold asks, by a hash of the name."""
+    """The people about whom a fold asks, by a hash of the name."""
     return [person for person in people() if fold_of("search", *map(ord, person.name)) == fold]
 
 
@@ -139,7 +139,7 @@ def generate_problems(seed: int, fold: Fold) -> Iterator[Person]:
 
 
 def chat_of(person: Person, form: Form, *, asks_for_river: bool = True) -> tuple[str, ...]:
-    """What the model says, turn by turn: two searches, and the last word that it has found."""
+    """The model's turns: two searches, and the last word that it has found."""
     queries = person.name, f"river {person.town}" if asks_for_river else person.town
     calls = [call_text(ToolCall("search", {"query": query}), form) for query in queries]
     return (*calls, terms(index().search(queries[-1], 1)[0])[-1])

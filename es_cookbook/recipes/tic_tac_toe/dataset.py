@@ -80,7 +80,7 @@ def _digest(opening: str) -> int:
 
 
 Shown: TypeAlias = Callable[[str], Observation]
-"""How a position is shown to the side that moves."""
+"""Renders a position for the side that moves."""
 
 
 @functools.lru_cache(maxsize=2**14)
@@ -171,7 +171,7 @@ class OpeningGroup(EnvGroupBuilder):
 
 @dataclasses.dataclass(eq=False)
 class _OpponentEnv(Env):
-    """One game against a fixed opponent, a move a turn; naming no free cell forfeits it.
+    """One game against a fixed opponent, one move per turn; naming no free cell forfeits it.
 
     Attributes:
         position: as the game stands.
@@ -263,7 +263,7 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
         return Datasets(ProblemDataset(train, self.problems_per_generation, self.seed), test_P)
 
     def _held_out_games(self, prompts: Shown) -> list[ProblemGroupBuilder]:
-        """With the same seeds for every run: they compare."""
+        """The held-out games, with the same seeds for every run, so that runs compare."""
         games: dict[Opponent, int] = {"random": self.random_games, "perfect": self.perfect_games}
         held_out = openings("development" if self.fold else "test")
         found: list[ProblemGroupBuilder] = []

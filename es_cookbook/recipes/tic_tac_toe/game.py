@@ -1,4 +1,4 @@
-"""Tic-tac-toe: positions, moves, results, openings, what a player is shown, and tournaments.
+"""Tic-tac-toe: positions, moves, results, openings, prompts, and tournaments.
 
 A position is nine characters, row by row, X, O or "." for a free cell; X began, so the marks say
 who moves next. Cells have the numbers 1 to 9. Perfect play is minimax over all 5,478 positions,
@@ -59,7 +59,7 @@ It is your move. Answer with the number of the free cell that you take, and noth
 
 @functools.cache
 def mover(position: str) -> Mark:
-    """Who moves next: X where both have as many marks.
+    """The side that moves next: X if both have equally many marks.
 
     >>> mover("X........")
     'O'
@@ -90,7 +90,7 @@ def played(position: str, cell: int) -> str:
 
 @functools.cache
 def winner(position: str) -> Mark | None:
-    """Who has three in a line.
+    """The side that has three in a line.
 
     >>> winner("XXXOO...."), winner("XX.OO....")
     ('X', None)
@@ -103,7 +103,7 @@ def winner(position: str) -> Mark | None:
 
 @functools.cache
 def value(position: str) -> int:
-    """What perfect play brings the side that moves: 1 a win, 0 a draw, -1 a loss.
+    """The value of perfect play for the side that moves: 1 a win, 0 a draw, -1 a loss.
 
     >>> value(EMPTY), value("XX.OO....")
     (0, 1)
@@ -136,7 +136,7 @@ def symmetry_class(position: str) -> str:
 
 
 def fold(opening: str) -> Fold:
-    """Which split an opening belongs to, a pure function of its symmetry class."""
+    """The split of an opening, a pure function of its symmetry class."""
     place = derive_seed(0, f"tic_tac_toe/split/{symmetry_class(opening)}") % HELD_OUT_ONE_IN
     return "test" if place == 0 else "development" if place == 1 else "train"
 
@@ -156,7 +156,7 @@ def openings(of: Fold | None = None) -> tuple[str, ...]:
 
 
 def question(position: str, style: PromptStyle) -> str:
-    """What the side that moves is shown.
+    """The prompt for the side that moves.
 
     In the bundled model's shorthand free cells are their numbers, its own marks "#", others "@".
 
@@ -173,7 +173,7 @@ def question(position: str, style: PromptStyle) -> str:
 
 
 _LONGEST = 20
-"""A number of so many characters is no cell, and is not read: it may have a million."""
+"""Numbers with so many characters are not cells, and are not read: one may have a million."""
 
 
 def read_move(text: str) -> int | None:
@@ -215,7 +215,7 @@ class Tournament:
         self._ask = ask
 
     def asked(self) -> tuple[Counter[int], Counter[int]]:
-        """At how many positions each was asked, and at how many it forfeited by its answer."""
+        """The number of positions at which each was asked, and at which its answer forfeited."""
         asked, illegal = Counter[int](), Counter[int]()
         for position, answers in self.moves.items():
             asked.update(answers.keys())

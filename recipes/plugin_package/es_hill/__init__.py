@@ -1,1 +1,1 @@
-"""Parts for es_cookbook from a package of its own."""
+"""Parts for es_cookbook from a separate package."""

@@ -1,4 +1,4 @@
-"""Hill climbing: the centre goes where the best of its neighbours stands."""
+"""Hill climbing: the centre moves towards the best of its neighbours."""
 
 from collections.abc import Sequence
 
