@@ -37,7 +37,7 @@ from es_cookbook.common.terminal import one_line, say, say_once
 from es_cookbook.common.trust import load, source_of
 
 Part: TypeAlias = Literal["config", "tokenizer", "weights"]
-"""Which files of a model are needed; "weights" includes the others."""
+"""The files of a model that are needed; "weights" includes the others."""
 FORMATS = Registered("formats")
 """Name -> a subclass of `Format`, which is made without arguments."""
 CONFIG = "config.json"
@@ -402,7 +402,7 @@ def _files(directory: Path) -> dict[str, Path]:
 
 
 def _state(file: Path) -> list[int]:
-    """What changes when the file is written to."""
+    """State that changes when the file is written to."""
     status = file.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
@@ -418,7 +418,7 @@ def _write_manifest(directory: Path, digests: Mapping[str, str]) -> None:
 
 
 def cache_directory() -> Path:
-    """Where converted models and measurements of this machine are kept."""
+    """Directory of converted models and of measurements of this machine."""
     from huggingface_hub import constants
 
     return Path(os.environ.get(CACHE) or Path(constants.HF_HOME) / "es_cookbook")

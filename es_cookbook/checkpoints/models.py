@@ -53,7 +53,7 @@ from es_cookbook.common.terminal import one_line
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 
 AsStored: TypeAlias = Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]]
-"""From a parameter's name and value to the names and values that stand for it."""
+"""(parameter's name, value) -> the names and values that stand for it."""
 
 
 def load_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
@@ -163,7 +163,7 @@ def _load_quantised(
     quantised: Mapping[str, QuantisedWeight],
     dtype: str,
 ) -> tuple[object, object]:
-    """As `from_pretrained` returns it, the quantised weights as what they stand for."""
+    """Load a model as `from_pretrained` does, with quantised weights dequantised."""
     config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
     # transformers would want its own quantisers for it.
     vars(config).pop("quantization_config", None)
@@ -275,7 +275,7 @@ def first_names(model: PreTrainedModel) -> dict[str, str]:
 
 
 def stored_form(model: PreTrainedModel) -> AsStored:
-    """What a checkpoint of the model's architecture stores in place of a parameter.
+    """The form in which checkpoints of the model's architecture store a parameter.
 
     transformers fuses and renames parameters of some architectures when it loads them (experts,
     for example), and other libraries know the checkpoints' names only.
@@ -340,7 +340,7 @@ def end_of_sequence_ids(
 
 
 def _held_dtype(architecture: PreTrainedModel, files: ReadTensors) -> torch.dtype:
-    """What transformers makes of "auto": the config's, or that of the first weight there is."""
+    """The dtype that transformers takes for "auto": the config's, or that of the first weight."""
     configured = cast("torch.dtype | None", architecture.config.dtype)
     if configured is not None:
         return configured

@@ -224,7 +224,7 @@ def write_adapter(
 
 
 def _num_experts(weights: Iterable[str]) -> Counter[str]:
-    """How many of these weights are experts of each parameter that has any, in their order."""
+    """Number of experts among these weights for each parameter that has any, in their order."""
     members = map(split_member, weights)
     return Counter(parameter for parameter, expert in members if expert is not None)
 
@@ -266,7 +266,7 @@ def _stored_shapes(
 
 
 def _targeted(parameter: str, targets: Collection[str]) -> bool:
-    """As PEFT decides it."""
+    """Whether PEFT would target this parameter."""
     return any(f".{parameter}".endswith(f".{target}") for target in targets)
 
 

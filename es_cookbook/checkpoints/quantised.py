@@ -46,7 +46,7 @@ class QuantisedWeight(ABC):
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """That the weight is meant to have, where the model's config does not say."""
+        """Intended dtype of the weight, used if the model's config does not say."""
 
     @abstractmethod
     def parameters(self) -> Mapping[str, torch.Tensor]:
@@ -83,7 +83,7 @@ class QuantisedCheckpoint(ABC):
     @property
     @abstractmethod
     def packages(self) -> str:
-        """What transformers needs to load it, in words."""
+        """Packages that transformers needs to load it, in words."""
 
     @abstractmethod
     def weight(self, layer: str) -> QuantisedWeight:
@@ -115,8 +115,8 @@ class QuantisedCheckpoint(ABC):
 
 
 OpenCheckpoint: TypeAlias = Callable[[str, Mapping[str, object]], QuantisedCheckpoint]
-"""From the model's name and what its config says about quantisation; a ModelError says what is
-wrong or not known."""
+"""(model name, quantisation part of its config) -> checkpoint; a ModelError says what is wrong or
+not known."""
 
 
 class QuantLinear(nn.Linear):

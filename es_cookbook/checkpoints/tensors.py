@@ -57,7 +57,7 @@ _PLACES = {dtype: place for place, dtype in enumerate(_NAMES)}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As configs write it.
+    """Name of a dtype, as in configs.
 
     >>> dtype_name(torch.bfloat16)
     'bfloat16'
@@ -103,7 +103,7 @@ def weight_files(paths: Iterable[Path]) -> ReadTensors:
 
 
 def first_line(error: Exception) -> str:
-    """What a library's error says, or its class if it says nothing."""
+    """First line of a library's error, or its class if it has no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -211,7 +211,7 @@ class Snapshot:
 
 
 def metadata(generation: int, fingerprint: int) -> dict[str, str]:
-    """What a snapshot's header says of it."""
+    """Metadata in a snapshot's header."""
     return {"generation": str(generation), "fingerprint": f"{fingerprint:x}"}
 
 

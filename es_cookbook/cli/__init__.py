@@ -22,7 +22,7 @@ COMMANDS = Registered("commands")
 RECIPES = Registered("recipes")
 """Name -> "module:CLIConfig"."""
 _ALIASES = {"continue": "resume", "extend": "resume"}
-"""What people look for, and what it is called here."""
+"""Names that people may look for -> names of commands."""
 _FIRST_LINE = re.compile(r'r?"""(.*?)(?:\.?"""|\.?\n|[:;,] )')
 
 
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def command_of(name: str) -> Callable[[], object]:
-    """What a command or a recipe does, with the options of `sys.argv`.
+    """The function of a command or a recipe, which reads the options of `sys.argv`.
 
     Raises:
         ConfigError: There is none of that name; or its distribution is made for another version of

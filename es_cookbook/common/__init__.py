@@ -1,1 +1,1 @@
-"""What every room uses: configs, the command line, errors, seeds, cores."""
+"""Shared code: configs, the command line, errors, seeds, cores."""

@@ -151,7 +151,7 @@ def _say_last(sentence: str) -> None:
 
 
 def arguments(argv: Sequence[str] | None = None) -> list[str]:
-    """What was typed (`argv`, this process's if None); options of `config=FILE` come first.
+    """The arguments (`argv`, this process's if None); options of `config=FILE` come first.
 
     Raises:
         OptionError: A word is not text.

@@ -342,7 +342,7 @@ class _Reader:
             )
 
     def _resolved(self, text: str, where: str) -> Callable[..., object]:
-        """What a name stands for; the user has installed, and so trusts, what is registered."""
+        """The object of a name; the user has installed, and so trusts, what is registered."""
         trust = [*self.trust, *([text.partition(":")[0]] if parts_of(text) else [])]
         with _at(where):
             return resolve(text, trust)

@@ -21,7 +21,7 @@ from typing import TypeVar, cast
 _Error = TypeVar("_Error", bound=BaseException)
 _PATHS = sysconfig.get_paths()
 _NOT_OWN = ("<", str(Path(__file__).parents[1]), *(_PATHS[k] for k in ("stdlib", "purelib")))
-"""What the files of others begin with."""
+"""Path prefixes of files that are not the user's."""
 
 
 class ESCookbookError(Exception):

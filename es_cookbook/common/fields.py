@@ -54,7 +54,7 @@ CHZ_ERRORS = (
     InvalidBlueprintArg,
     MissingBlueprintArg,
 )
-"""What chz raises about options."""
+"""Errors that chz raises about options."""
 ANYTHING: tuple[object, ...] = (object, Any)
 NOT_RECORDED = "not_recorded_while_none"
 """Metadata of a field that a config file lacks while it is None."""
@@ -97,7 +97,7 @@ class Option:
 
     @property
     def accepts(self) -> str:
-        """What it accepts, in brackets on the help page."""
+        """Accepted values, shown in brackets on the help page."""
         return "|".join(self.choices) or (
             "True|False" if self.type is bool else type_name(self.type)
         )
@@ -159,7 +159,7 @@ def class_of(spec: object) -> type | None:
 
 
 def path_of_failure(error: BaseException) -> str:
-    """Which option's part chz was building when its class refused: "optimizer"; "" for the whole.
+    """Path of the part that chz was building when its class refused, "optimizer"; "" for the whole.
 
     chz notes each argument that it was about to evaluate, the innermost first.
     """
@@ -224,7 +224,7 @@ def arms(declared: object) -> Iterator[object]:
 
 
 def _doc_of(config_class: type | None, name: str) -> str:
-    """What a field's class says about it; if a subclass has only another default, its base."""
+    """Doc of a field, from its class; if a subclass only changes the default, from its base."""
     bases = config_class.__mro__ if config_class else ()
     fields = (vars(each).get("__chz_fields__", {}).get(name) for each in bases)
     return next((field._doc for field in fields if field and field._doc), "")

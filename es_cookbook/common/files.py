@@ -31,7 +31,7 @@ LARGEST_TEXT = 256 * 2**20
 LONGEST_LINE = 16 * 2**20
 """Bytes of a line of metrics or rollouts."""
 ANY_SIZE = 2**62
-"""For files that are read piece by piece: histories, rollouts, weights."""
+"""Limit for files that are read piece by piece: histories, rollouts, weights."""
 MOST_VALUES = 2**21
 """Values in a JSON text, an object counted as four; as Python objects they take 100 MB."""
 _SAFE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -172,7 +172,7 @@ def check_values(text: bytes, most: int) -> None:
 
 
 def num_values(text: bytes, most: int) -> int:
-    """How many values JSON has outside strings, an object counted as four.
+    """Number of JSON values outside strings, an object counted as four.
 
     The text is not copied. Counting stops beyond `most`, also if there are more strings than so
     many values can have.
@@ -254,7 +254,7 @@ def in_whole_characters(text: str, found: object) -> object:
 
 
 def kind_of(path: Path, *, follow_links: bool = False) -> str | None:
-    """What is there: "a regular file", "a directory", "a link", "a pipe"; None for nothing."""
+    """Kind of file: "a regular file", "a directory", "a link", "a pipe"; None if there is none."""
     try:
         mode = path.stat(follow_symlinks=follow_links).st_mode
     except OSError:

@@ -77,7 +77,7 @@ class Names(chz.factories.standard):
         return None if factory is None else factory()
 
     def unspecified_factory(self) -> Callable[..., object] | None:
-        """What chz builds if only fields of the part are given, or nothing.
+        """The factory that chz calls if only fields of the part are given, or nothing.
 
         chz asks for it in any case, so an optional part, which need not be imported, has none.
         """

@@ -34,7 +34,7 @@ _API_GROUP = f"{_PREFIX}api"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
-    """What a distribution has registered.
+    """A part that a distribution has registered.
 
     Attributes:
         group: its kind, without the prefix `es_cookbook.`.

@@ -21,7 +21,7 @@ from es_cookbook.common.registry import Registered
 from es_cookbook.common.terminal import plural
 
 SCHEDULE_NAMES = Registered("schedules")
-"""What a user types on the command line."""
+"""Names on the command line."""
 
 
 @chz.chz
@@ -49,7 +49,7 @@ class Constant(Schedule):
 
 @chz.chz
 class Linear(Schedule):
-    """From 1 in a straight line to `final`.
+    """Linear decay from 1 to `final`.
 
     >>> [Linear()(generation, 4) for generation in range(4)]
     [1.0, 0.75, 0.5, 0.25]
@@ -67,7 +67,7 @@ class Linear(Schedule):
 
 @chz.chz
 class Cosine(Linear):
-    """From 1 along half a cosine to `final`: slow at both ends.
+    """Half-cosine decay from 1 to `final`: slow at both ends.
 
     >>> [round(Cosine()(generation, 4), 3) for generation in range(4)]
     [1.0, 0.854, 0.5, 0.146]
@@ -81,7 +81,7 @@ class Cosine(Linear):
 
 @chz.chz
 class Exponential(Schedule):
-    """From 1 to `final` by the same ratio every generation.
+    """Exponential decay from 1 to `final`, by the same ratio every generation.
 
     >>> [round(Exponential(final=0.0625)(generation, 4), 4) for generation in range(4)]
     [1.0, 0.5, 0.25, 0.125]

@@ -1,7 +1,7 @@
-"""Where every random number begins: seeds derived from (run seed, purpose, indices), never drawn.
+"""Seeds of all random numbers: derived from (run seed, purpose, indices), never drawn.
 
-Nothing in this package uses global random state. Whatever is random takes a seed from here, so that
-any part of a run can be made again alone, in any order, on any machine.
+Nothing in this package uses global random state. All random code takes seeds from here, so that
+any part of a run can be reproduced alone, in any order, on any machine.
 """
 
 import hashlib

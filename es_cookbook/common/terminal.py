@@ -37,7 +37,7 @@ _LINE_ENDS = "\u2028\u2029"
 
 
 def program() -> str:
-    """What was typed before the options: `es-cookbook fork`, `python -m some.module`, `script.py`.
+    """The command before its options: `es-cookbook fork`, `python -m some.module`, `script.py`.
 
     `es_cookbook.__main__` puts its command behind the script's name, with a space between them.
     """

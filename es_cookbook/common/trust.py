@@ -1,4 +1,4 @@
-"""What a config from a file may name and reach: what `trust=` allows.
+"""`trust=`: limits on what a config from a file may name and reach.
 
 A class or function is written as "module:qualname". Following such a name imports the module, which
 runs its code. So a name from a file is checked as text first: its module must belong to es_cookbook
@@ -34,7 +34,7 @@ from es_cookbook.common.registry import part, parts_of
 from es_cookbook.common.terminal import printable
 
 ANYTHING_REACHED = "(anything)"
-"""In `trust`: everything that a config reaches, if it is of this process or only compared."""
+"""In `trust`: all that a config reaches, if it is this process's own or only compared."""
 _OWN = "es_cookbook"
 _MAIN = ("__main__", "__mp_main__")
 """Names of the module that was run, in the process and in those that it spawns."""
@@ -159,7 +159,7 @@ def of_program(text: str) -> str:
 
 
 def references_in(plain: object) -> set[str]:
-    """All that a config, as JSON values, names; imports none of it."""
+    """All references in a config, as JSON values; imports none of them."""
     found: set[str] = set()
     if isinstance(plain, dict):
         entries = cast("dict[str, object]", plain)
@@ -272,7 +272,7 @@ def _check_trusted(module_name: str, packages: Collection[str], text: str) -> No
 
 
 def _defined(module: object, qualname: str, text: str) -> type | FunctionType | BuiltinFunctionType:
-    """What has this name in a module, through classes alone; never something inherited."""
+    """The object of this name in a module, looked up through classes alone; never inherited."""
     found = module
     for depth, piece in enumerate(qualname.split(".")):
         if depth and not isinstance(found, type):
@@ -320,7 +320,7 @@ def needs_trust(word: Callable[[Any], str | None], does: str) -> dict[str, objec
 
 
 def reached(part: object, where: str = "config") -> Iterator[_Reached]:
-    """All that a config, or a part of one, reaches."""
+    """Everything that a config, or a part of one, reaches."""
     import chz  # The list of commands does without it.
 
     inner: list[tuple[str, object]] = []
@@ -376,7 +376,7 @@ def check_reached(
 
 
 def trust_option(config: object, config_json: str) -> dict[str, str]:
-    """What `trust=` has to name before another program reads a config of this process.
+    """The `trust=` option with which another program can read a config of this process.
 
     Args:
         config: config of this process.

@@ -1,1 +1,1 @@
-"""Where genomes run: what holds the model, hosts genomes, samples and scores tokens."""
+"""Engines, which hold the model, host genomes, sample and score tokens."""

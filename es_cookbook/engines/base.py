@@ -1,4 +1,4 @@
-"""What an engine is: it holds the model, hosts genomes, samples and scores tokens.
+"""Engines: they hold the model, host genomes, sample and score tokens.
 
 Weights are never sent. An engine is built from a model and a search space, gets genomes as seeds,
 and is moved by steps; it returns the centre's fingerprint after every step, so that engines can be
@@ -37,7 +37,7 @@ ENGINE_NAMES = Registered("engines")
 _DEFAULT_CONTEXT = 4096
 
 Target: TypeAlias = int | Literal["centre", "base"]
-"""What answers: an index into the loaded `genomes_G`, the centre, or the frozen base model."""
+"""Who answers: an index into the loaded `genomes_G`, the centre, or the frozen base model."""
 
 
 class Progress:
@@ -81,7 +81,7 @@ class SampleRequest:
 
     @property
     def cut_at(self) -> tuple[str, ...]:
-        """Those of the sampling parameters, which are not part of the action's text."""
+        """Stop texts of the sampling parameters, which are not part of the action's text."""
         given = self.params.stop
         return self.observation.usual_stop if given is None else given
 
@@ -195,7 +195,7 @@ class Engine(Host):
 
     @property
     def num_engines(self) -> int:
-        """How many blocks of genomes can be resident at the same time; a pool's number changes."""
+        """Number of blocks of genomes that can be resident together; a pool's number changes."""
         return 1
 
     @asynccontextmanager

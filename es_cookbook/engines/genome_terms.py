@@ -28,7 +28,7 @@ _ALL = slice(None)
 
 
 class Slots(NamedTuple):
-    """Where the factors of one linear weight go: LoRA slots, or rows of a table.
+    """Destination of one linear weight's factors: LoRA slots, or rows of a table.
 
     Attributes:
         name: the weight's Hugging Face name.
@@ -51,7 +51,7 @@ class Slots(NamedTuple):
 
 
 class _Terms(NamedTuple):
-    """What weights with the same share of every term have of the genomes' terms."""
+    """The genomes' terms, for weights with the same share of every term."""
 
     seeds: Sequence[int]
     place_t_G: Sequence[torch.Tensor]
@@ -179,7 +179,7 @@ class GenomeFactors:
             slots.b[place, :, ranks] = (b[slots.rows] * scale).to(slots.b)
 
     def _collected(self, slots: Slots, rows: slice, columns: slice) -> "Iterator[Job]":
-        """What is to be written in one launch."""
+        """Collect the tensors to be written in one launch."""
         from es_cookbook.evolution.noise.triton_kernels import Job
 
         space = self._space

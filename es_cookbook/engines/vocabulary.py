@@ -1,8 +1,8 @@
-"""Which rows of a model's vocabulary are tokens: only these are sampled.
+"""The rows of a model's vocabulary that are tokens: only these are sampled.
 
 Embeddings are often longer than the tokenizer, padded to a round number or for tokens that were
 never added, and a tokenizer may have holes. Such rows have no text. Their logits are far below all
-others, so the distribution is over the tokens that there are.
+others, so the distribution is over existing tokens.
 """
 
 from typing import cast

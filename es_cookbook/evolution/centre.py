@@ -196,7 +196,7 @@ class Centre:
         return self._each_tensor(lambda name: None)
 
     def _mover(self, steps: Sequence[Step]) -> Callable[[str], None]:
-        """What moves one tensor by these steps."""
+        """A function that moves one tensor by these steps."""
         move = _mover(self._space, steps, self._adder)
         return lambda name: move(name, self.weights[name], self._base[name], self.parts[name])
 
@@ -236,7 +236,7 @@ def _mover(
     steps: Sequence[Step],
     adder: Callable[[tuple[Term, ...]], AddTerms],
 ) -> Callable[[str, torch.Tensor, torch.Tensor, Part], None]:
-    """What moves one weight, given with its name, base and part, by these steps."""
+    """A function that moves one weight, given its name, base and part, by these steps."""
     starts = start_of(space.shapes)
     moves = [(step, [adder(group) for group in step.groups]) for step in steps]
 

@@ -29,7 +29,7 @@ from es_cookbook.common.errors import EnvError
 from es_cookbook.common.registry import Registered
 
 FITNESS_NAMES = Registered("fitness")
-"""What a user types on the command line."""
+"""Names on the command line."""
 
 Floats: TypeAlias = NDArray[np.float64]
 """Rewards, scores and fitness."""
@@ -47,7 +47,7 @@ class Fitness(ABC):
     """How rewards become fitness."""
 
     has_unit_variance: ClassVar[bool] = False
-    """In every generation with a signal; a learning rate that is `auto` is for such."""
+    """Holds in every generation with a signal; an `auto` learning rate is for such fitness."""
 
     @abstractmethod
     def __call__(self, rewards_P_G: Floats, added: Added = ()) -> Floats:
@@ -157,7 +157,7 @@ def average_ranks(values: Floats, among: Floats) -> Floats:
 
 
 def reliability(rewards_P_G: Floats) -> float:
-    """How far the problems agree on which genomes are better: a measure of signal against luck.
+    """Agreement of problems on which genomes are better: a measure of signal against luck.
 
     The share of the variance of genomes' mean rewards that other problems would reproduce: 1 -
     (variance of a mean's error) / (variance of the means). That is Hoyt's coefficient (1941), or

@@ -1,4 +1,4 @@
-"""What a genome is: seeds and coefficients, never weights. What a step is: the same, and a rule.
+"""Genomes: seeds and coefficients, never weights. Steps: the same, and a rule.
 
 ε(seed) is a set of standard-normal tensors over the search space, a pure function of the seed (see
 `es_cookbook.evolution.noise`). A genome is the centre plus Σ coefficient · ε(seed) over its terms;
@@ -299,7 +299,7 @@ class ErrorFeedbackRule(Rule):
         return _all_of((1,) * len(self.weights), num_terms)
 
     def rms(self, coefficients_S: Sequence[float]) -> float:
-        """That of the last generation's sum without rounding."""
+        """RMS of the last generation's sum without rounding."""
         newest = self.counts[-1] if self.counts else 0
         pairs = list(zip(self.weights, coefficients_S, strict=True))[len(self.weights) - newest :]
         return math.hypot(*(weight * coefficient for weight, coefficient in pairs))

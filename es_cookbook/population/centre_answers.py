@@ -83,12 +83,12 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Look:
-    """What a centre's answers show.
+    """Statistics of the centre's answers.
 
     Attributes:
         answers: one per turn, rollout after rollout.
         pace: None if it was not measured.
-        num_rollouts: how many rollouts they come from.
+        num_rollouts: number of rollouts they come from.
     """
 
     answers: Sequence[Answer]
@@ -103,7 +103,7 @@ class Look:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CentreAnswers:
-    """What the centre said, for genomes to score.
+    """The centre's answers, for genomes to score.
 
     Attributes:
         answers_P: one for each rollout in which it said something.

@@ -1,4 +1,4 @@
-"""How good the centre is on problems it never trained on: greedily once, or by several attempts.
+"""Evaluation of the centre on held-out problems: greedily once, or by several attempts.
 
 The centre answers beside the resident genomes, so measuring loads nothing and changes nothing: a
 run comes out the same however often it is measured. Sampling seeds depend on problem and attempt
@@ -30,7 +30,7 @@ from es_cookbook.rl.rollouts import (
 from es_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
 
 _RESAMPLES = 1000
-"""For intervals while a run goes on; `evaluate` takes ten times as many."""
+"""Resamples for intervals during a run; `evaluate` takes ten times as many."""
 
 
 def check_evaluation(attempts: int, temperature: float, prefix: str = "eval_") -> None:

@@ -70,7 +70,7 @@ class ResidentBlock:
 
 @dataclasses.dataclass(slots=True)
 class Attempt:
-    """What the policies of one attempt (its genome's, the centre's and the base's) share.
+    """State shared by the policies of one attempt (its genome's, the centre's and the base's).
 
     `sampling` holds where an Env gives none; `clock` stands still while the engine has control.
     """

@@ -42,9 +42,9 @@ from es_cookbook.rl.types import ANSWER, EnvGroupBuilder, LostRollout, Trajector
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
 FEW = 30
-"""With fewer values a bootstrap is too sure of itself."""
+"""Fewest values for a bootstrap; with fewer its intervals are too narrow."""
 Interval: TypeAlias = tuple[float, float]
-"""Between which numbers a mean lies with a confidence of 95 %."""
+"""The 95 % confidence interval of a mean."""
 _AT_ONCE = 4_000_000
 """Drawn numbers that are in memory together: 32 MB."""
 
@@ -435,7 +435,7 @@ def compare(
     seed: int = 0,
     problems: Sequence[int] | None = None,
 ) -> Comparison:
-    """How much better the first is than the second, on the same problems.
+    """Improvement of the first over the second, on the same problems.
 
     Args:
         first: results of one policy.

@@ -118,7 +118,7 @@ class Rollouts:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Underway:
-    """What a run is doing.
+    """Work in progress of a run.
 
     Attributes:
         rollouts: that began last; None before the first.
@@ -134,7 +134,7 @@ class Underway:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Seconds:
-    """Where the last call's time went."""
+    """Breakdown of the last call's time."""
 
     load: float = 0.0
     """Making genomes resident, on average over the engines."""

@@ -166,7 +166,7 @@ class InOrder(Generic[_T]):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def of(self, generation: int) -> _T:
-        """What came of a generation, once its rollouts have ended; asked for one after the other.
+        """The result of a generation, once its rollouts have ended; to be called in order.
 
         Raises:
             ESCookbookError: As the attempt.

@@ -97,7 +97,7 @@ class Scoring:
     def results(
         self, asked: Asked, batch_groups_P: Sequence[TrajectoryGroup]
     ) -> Sequence[ProblemResult]:
-        """What the history keeps of a batch for an objective that follows it; else nothing."""
+        """Results for the history, if the objective follows them; else nothing."""
         if not self.objective.follows_results:
             return ()
         keys_P = [next(iter(each.digests), p) for p, each in enumerate(asked.batch_P)]
@@ -118,7 +118,7 @@ class Scoring:
         answers_P: Sequence[EnvGroupBuilder] = (),
         answered_P: Sequence[TrajectoryGroup] = (),
     ) -> Asked:
-        """All that the genomes attempt: the batch's problems, then each regulariser's.
+        """Problems that the genomes attempt: the batch's, then each regulariser's.
 
         With a surrogate, `answers_P` in place of the batch's problems, which the centre attempted.
         """

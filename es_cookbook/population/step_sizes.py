@@ -144,7 +144,7 @@ class _Search:
         self.shortened = ""
 
     async def crossing(self) -> float:
-        """Where the loss is `LOSS`.
+        """The σ at which the loss is `LOSS`.
 
         Raises:
             ConfigError: No σ of a wide range has that loss.
@@ -232,7 +232,7 @@ class _Search:
         return losses[sigma]
 
     def _estimate(self, sigma: float) -> float:
-        """Where the loss is `LOSS`, by the losses on both sides of it, or by the last one alone."""
+        """The σ at which the loss is `LOSS`, from losses on both sides, or from the last one."""
         low = max((each for each, loss in self.losses.items() if loss < LOSS), default=0.0)
         above = (each for each, loss in self.losses.items() if loss >= LOSS and each > low)
         high = min(above, default=math.inf)
@@ -243,7 +243,7 @@ class _Search:
 
 
 def _crossing(low: float, loss_low: float, high: float, loss_high: float) -> float:
-    """Where a power law through both reaches `LOSS`; near 2 is expected, 4 the most."""
+    """The σ at which a power law through both reaches `LOSS`; its exponent is near 2, at most 4."""
     exponent = math.log(loss_high / max(loss_low, loss_high * (low / high) ** 4), high / low)
     return high * (LOSS / loss_high) ** (1 / exponent)
 

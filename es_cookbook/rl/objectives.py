@@ -44,7 +44,7 @@ from es_cookbook.rl.types import (
 )
 
 OBJECTIVE_NAMES = Registered("objectives")
-"""What a user types on the command line."""
+"""Names on the command line."""
 SURROGATE_NAMES = Registered("surrogates")
 """The same of surrogates."""
 REWARD = "reward"

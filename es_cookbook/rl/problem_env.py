@@ -43,7 +43,7 @@ NEWLINE = ("\n",)
 
 
 class Grade(StepResult):
-    """What an answer earned: a `StepResult` that ends the rollout."""
+    """Grade of an answer: a `StepResult` that ends the rollout."""
 
     __slots__ = ()
 
@@ -69,7 +69,7 @@ class ProblemEnv(ProvableEnv):
     """
 
     gold_hint: str = ""
-    """What to tell a user whose gold answer earns less: a clause with its options."""
+    """Advice if a gold answer earns less than full reward: a clause with options."""
     opened: str = ""
     """The tag of a thought that the prompt has opened: an answer that does not close it is one."""
 

@@ -24,9 +24,9 @@ from es_cookbook.common.registry import Registered
 from es_cookbook.rl.types import EnvGroupBuilder, Tokenizer
 
 REGULARISER_NAMES = Registered("regularisers")
-"""What a user types on the command line."""
+"""Names on the command line."""
 AddedProblems: TypeAlias = Callable[[int, Sequence[EnvGroupBuilder]], Sequence[EnvGroupBuilder]]
-"""From a generation and its batch, `env_group_builders_P`, to a regulariser's own problems."""
+"""(generation, its batch `env_group_builders_P`) -> a regulariser's own problems."""
 
 
 @chz.chz

@@ -275,7 +275,7 @@ def count_answers(groups_P: Sequence[TrajectoryGroup]) -> int:
 def answer_lengths(
     groups_P: Sequence[TrajectoryGroup], problems_P: Sequence[EnvGroupBuilder] = ()
 ) -> dict[str, float]:
-    """How long answers are, and how many were cut; nothing without any.
+    """Lengths of answers, and the share that was cut; empty without answers.
 
     `rollouts/truncated` is the share of answers that reached `sampling.max_tokens`, or the end of
     the context; `rollouts/mean_tokens` and `rollouts/p95_tokens` are the mean length in sampled
@@ -400,7 +400,7 @@ def sequences_of(trajectory: Trajectory, weight: float) -> list[Example]:
 
 
 def readings_of(trajectory: Trajectory, weight: float) -> list[Example]:
-    """What an Env had the model read for its reward: the mean over a text's tokens has the weight.
+    """Texts that an Env had the model read for its reward; the weight is on a text's mean token.
 
     The gradient of the sequences is that of `weight` times the mean log-probability.
     """

@@ -69,7 +69,7 @@ def read_stop(typed: str) -> tuple[str, ...] | None:
 
 @chz.chz
 class SamplingParams:
-    """How tokens are drawn from a policy's distribution."""
+    """Parameters of sampling tokens from a policy's distribution."""
 
     max_tokens: int = chz.field(default=256, doc="most tokens sampled for one action")
     temperature: float = chz.field(
@@ -110,7 +110,7 @@ class SamplingParams:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Observation:
-    """What a policy sees: the whole prompt as tokens, and where it should stop.
+    """Input of a policy: the whole prompt as tokens, and where to stop.
 
     Attributes:
         tokens_T: prompt tokens, at least one.
@@ -132,7 +132,7 @@ class Observation:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Action:
-    """What a policy did.
+    """Output of a policy.
 
     Attributes:
         tokens_T: sampled tokens, including the one that completes a stop string or stops.
@@ -360,7 +360,7 @@ class LostRollout:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GroupReward:
-    """What `compute_group_rewards` returns for one rollout.
+    """Result of `compute_group_rewards` for one rollout.
 
     Attributes:
         reward: finite, added to the rollout's own reward.

@@ -1,4 +1,4 @@
-"""What a run chooses before its first generation: sizes that fit its time, and `auto` step sizes.
+"""Choices before the first generation: sizes that fit a run's time, and `auto` step sizes.
 
 The first answers of the centre show how long answers get and how fast they come (`Look`):
 
@@ -255,7 +255,7 @@ def _room(look: Look, lengths: Sequence[float], most: int) -> int | None:
 
 
 def goes_on(answers: Sequence[Answer]) -> bool:
-    """Whether answers do not end, but go on after a first line that is an answer."""
+    """Whether answers go on after a first line that is an answer."""
     cut = [answer for answer in answers if answer.ending != "stop"]
     are_lines = all(answer.gold and "\n" not in answer.gold.strip() for answer in answers)
     num_on = sum(runs_on(answer.text, answer.gold) for answer in cut)

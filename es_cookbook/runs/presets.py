@@ -174,4 +174,4 @@ PRESETS: Mapping[str, Preset] = {
         "arXiv:2603.12228",
     ),
 }
-"""By the name of the method."""
+"""Presets by the name of the method."""

@@ -52,7 +52,7 @@ from es_cookbook.runs.tracking.trackers import TrackersBuilder
 
 _Config = TypeVar("_Config", bound=RunConfig)
 _AGAIN = "nothing has changed: run the same command again"
-"""What to do before a run has begun."""
+"""Advice if a run has not begun."""
 HALF_KNOWN: Mapping[str, object] = {
     "population_size": 256,
     "antithetic": False,
@@ -164,7 +164,7 @@ def run_and_tell(
 
 
 def with_log_path(config: _Config, name: str = "") -> _Config:
-    """With a run directory, if it has none: of this name, or that of its data.
+    """Set a run directory if the config has none: of this name, or that of its data.
 
     The same options give the same directory, so that the same command finds its run again. Where
     and how a run is kept and shown does not count.

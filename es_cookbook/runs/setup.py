@@ -1,4 +1,4 @@
-"""How a run of any kind is opened, and closed however it ends.
+"""Opening of runs of any kind, and closing them however they end.
 
     async with opened(EvolutionStrategies(config)) as run:
         if run is not None:
@@ -49,12 +49,12 @@ from es_cookbook.runs.tracking.base import RunInfo, Tracker, Trackers
 class _Run(Protocol):
     @property
     def generations(self) -> range:
-        """Those that are still to come."""
+        """Generations still to come."""
         ...
 
     @property
     def recorder(self) -> Recorder:
-        """Records them."""
+        """Records these generations."""
         ...
 
 

@@ -120,7 +120,7 @@ class EvaluateConfig(OnProblems):
 def resolve(
     config: OnProblems, fields: Mapping[str, str], attempts: int | None = None
 ) -> tuple[Setting, Subject]:
-    """What is measured and on which problems; only inside `run_cli`.
+    """Resolve the setting and the subject of a measurement; only inside `run_cli`.
 
     Args:
         config: config of the command.

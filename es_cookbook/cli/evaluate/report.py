@@ -21,7 +21,7 @@ FORMAT = "es_cookbook evaluation 1"
 
 
 def estimates_of(results: Results, seed: int, solved: str | None) -> dict[str, dict[str, Estimate]]:
-    """By tag, and `all`, every metric; pass@k and maj@k of `solved` over all problems."""
+    """Metrics by tag, and over `all`; pass@k and maj@k of `solved` over all problems."""
     found = {"all": {metric: results.estimate(metric, seed) for metric in results.metrics}}
     if results.attempts > 1 and solved is not None:
         found["all"] |= {f"pass@{k}": results.pass_at(k, solved) for k in ks_of(results.attempts)}
@@ -82,7 +82,7 @@ def _when(evaluation: Evaluation) -> str:
 
 
 def _heading(setting: Setting, evaluation: Evaluation) -> str:
-    """What was measured, on which problems and how."""
+    """Heading: the model that was measured, the problems and the sampling."""
     config, count = setting.config, len(evaluation.results.names_P)
     which = "held-out problem" if setting.split == "test" else "training problem"
     temperature = config.eval_temperature
@@ -100,7 +100,7 @@ def _heading(setting: Setting, evaluation: Evaluation) -> str:
 
 
 def _not_held_out(setting: Setting, evaluation: Evaluation) -> str:
-    """How many held-out problems the run trains on, if any."""
+    """A note on held-out problems that the run trains on, if any."""
     name, known = evaluation.name, evaluation.trained_on
     if setting.split == "train" or known == 0 or (known is None and not evaluation.generation):
         return ""

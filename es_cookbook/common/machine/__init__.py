@@ -1,1 +1,1 @@
-"""What this machine has, how much of it a process may use, and how processes end."""
+"""This machine's resources, a process's share of them, and how processes end."""

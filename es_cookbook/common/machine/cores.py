@@ -1,4 +1,4 @@
-"""What a process may use of its machine: threads for products, and memory.
+"""Threads for matrix products, and memory, that a process may use on its machine.
 
 Threads are here for matrix products, and share the work in equal parts. So a thread is worth it
 
@@ -33,7 +33,7 @@ _ROOT = Path("/")
 _EFFICIENCY = 0.4
 """Speed of Intel's efficiency cores: vectors half as wide, 4/5 of the clock."""
 _WORTH_IT = 1.25
-"""How much more must be done with slower cores too: each thread reads the model's weights again."""
+"""Speedup that makes slower cores worthwhile: each thread reads the model's weights again."""
 _IGNORED = 0.25
 """Fraction of a core in a quota that is not worth a thread."""
 
@@ -73,7 +73,7 @@ def threads_of(cpus: Collection[int]) -> int:
 
 
 def allowed_cpus() -> frozenset[int]:
-    """Those that this process may run on, hyper-threads included."""
+    """CPUs that this process may run on, hyper-threads included."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))

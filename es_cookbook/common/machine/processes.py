@@ -30,7 +30,7 @@ _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _BYTES_KEPT = 4096
 _LINES_SHOWN = 5
 _SECONDS_TO_CLOSE = 1.0
-"""For an output that is held open by a process outside the group."""
+"""Seconds to wait for an output that a process outside the group holds open."""
 
 
 def started(

@@ -1,4 +1,4 @@
-"""What runs in an actor's process: one engine, and a counter where requests go in and answers out.
+"""An actor's process: one engine, and a counter where requests go in and answers out.
 
 A call between processes costs a hundred times what a request does, so a call carries many: `submit`
 takes a batch and returns at once, `fetch` waits until there is an answer and takes all there are.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 Built: TypeAlias = tuple[EngineTraits, "PreTrainedTokenizerBase", "SearchSpace"]
-"""What is constant for an engine's life: its `traits`, `tokenizer` and `space`."""
+"""An engine's constants: its `traits`, `tokenizer` and `space`."""
 
 
 class EngineActor:

@@ -24,14 +24,14 @@ from es_cookbook.common.machine.cores import SHARE
 from es_cookbook.engines.ray.actor import EngineActor
 
 _CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
-"""Where Ray notes the cluster that was last started on this machine."""
+"""File in which Ray notes the cluster last started on this machine."""
 _SECONDS_TO_CONNECT = 5.0
 _SECONDS_TO_APPEAR = 60.0
-"""For a process to start in a place that is reserved."""
+"""Seconds for a process to start in a reserved place."""
 _SECONDS_TO_CLOSE = 10.0
 _CPUS_OF_OUR_OWN = 0.001
 _OBJECT_STORE_BYTES = 256 << 20
-"""For a private Ray: batches of prompts are the largest things that cross."""
+"""Object store of a private Ray: batches of prompts are the largest objects in it."""
 # Ray reads these when it is imported; what the user has set stays.
 _QUIET = {"RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed"}
 _PRIVATE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -114,7 +114,7 @@ class Cluster:
         return cluster
 
     def resources(self) -> dict[str, float]:
-        """All that the cluster has, in use or not: `CPU`, `GPU` and more."""
+        """Resources of the cluster, in use or not: `CPU`, `GPU` and more."""
         return dict(self._ray.cluster_resources())
 
     async def reserve(self, count: int) -> list[Place]:
@@ -174,7 +174,7 @@ class Cluster:
 
     @property
     def _cpus(self) -> float:
-        """What Ray counts: nearly nothing in a private Ray, whose cores no one else shares."""
+        """CPUs that Ray counts: nearly none in a private Ray, whose cores nothing else shares."""
         return _CPUS_OF_OUR_OWN if self.is_private else self.num_cpus
 
     async def close(self) -> None:

@@ -219,7 +219,7 @@ class _Mailbox:
 
 @dataclasses.dataclass(slots=True)
 class Ledger:
-    """How the engines of a pool are made, where all of them should be, and what they did together.
+    """How a pool's engines are made, the centre that all should have, and what they did together.
 
     Attributes:
         max_restarts: and the rest up to `start_timeout` are as in `RayPoolBuilder`;
@@ -286,7 +286,7 @@ class Member:
 
     @property
     def label(self) -> str:
-        """What it is called in a profile."""
+        """Its name in a profile."""
         return f"engine {self.number}"
 
     async def start(self) -> None:

@@ -180,7 +180,7 @@ class RayPoolBuilder(EngineBuilder):
 
     @property
     def machine_share(self) -> float:
-        """What an engine of a private Ray has of this machine, whose threads are one a core.
+        """The share of this machine of an engine of a private Ray, with one thread per core.
 
         By its CPUs, which hyper-threads double, engines that take every core would have half.
         """
@@ -320,7 +320,7 @@ class RayPool(_AskingHost, Engine):
 
     @override
     async def apply(self, step: Step) -> int:
-        """On every engine that is free, the first to become so if none is.
+        """Apply the step on every free engine, or on the first to become free.
 
         Each engine adds its part to `spans`.
 

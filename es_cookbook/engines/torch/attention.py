@@ -53,7 +53,7 @@ LayerStates: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 Run: TypeAlias = tuple[int, int]
 """The first position of a run, and how many places it lies after its positions."""
 _BEYOND = 1 << 62
-"""Where a run begins that a sequence does not have."""
+"""Beginning of a run that a sequence does not have."""
 
 
 def round_up(number: int, step: int) -> int:
@@ -180,7 +180,7 @@ class TokenCache:
 
 
 class KernelCache(TokenCache):
-    """As the kernel reads it, on the CPU: see `Cache` there. In float32 or bfloat16.
+    """A cache on the CPU, in the kernel's layout (`Cache` there), in float32 or bfloat16.
 
     Memory that is never used is not touched, so it has its whole size from the beginning.
     """
@@ -305,7 +305,7 @@ def _attend(
 
 
 def _hidden(positions: torch.Tensor, length: int, window: int | None) -> torch.Tensor:
-    """Which of `length` positions a token at its own does not see: (..., length)."""
+    """Mask of those of `length` positions that each token does not see: (..., length)."""
     at, own = torch.arange(length, device=positions.device), positions[..., None]
     return at > own if window is None else (at > own) | (at <= own - window)
 
@@ -438,11 +438,11 @@ class PrefillRows:
 
 
 AttentionRows: TypeAlias = KernelRows | DecodeRows | PrefillRows
-"""How the rows of a batch attend: prefill, decode and scoring batches each in their way."""
+"""Attention of a batch's rows: prefill, decode and scoring batches differ."""
 
 
 def unknown_option(options: Mapping[str, object]) -> str | None:
-    """What attention is given beyond queries, keys, values and the batch, if anything."""
+    """Name of an attention input beyond queries, keys, values and the batch, if any."""
     tensors = (name for name, option in options.items() if isinstance(option, torch.Tensor))
     return next((name for name in tensors if name not in _IMPLIED_BY_ROWS), None)
 

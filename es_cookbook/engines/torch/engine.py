@@ -135,7 +135,7 @@ class TorchEngineBuilder(ModelEngineBuilder):
 
     @override
     def context_length(self, model: "PreTrainedModel") -> int:
-        """As all engines', but no further than rotary positions are the same for any batch.
+        """As for all engines, but only as far as rotary positions are the same for any batch.
 
         Raises:
             ConfigError: The user asks for more.

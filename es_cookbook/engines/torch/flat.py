@@ -168,7 +168,7 @@ class FlatForward(Forward):
 
     @property
     def _picks_rows(self) -> bool:
-        """Whether a row of the head has the same bits whichever others it is computed with."""
+        """Whether a row of the head has the same bits in any batch."""
         table = self._model.head_table
         on_cpu = self.device.type == "cpu"
         return on_cpu and (table is None or suits_kernels(table.a_G_R_N))
@@ -203,7 +203,7 @@ class FlatForward(Forward):
     def _score_batches(
         self, works: Sequence[Work], leases: Sequence[Lease]
     ) -> Iterator[list["_Span"]]:
-        """What runs together, so that at most `rows_scored` rows have their logits read.
+        """Batches to run together, in which at most `rows_scored` rows have their logits read.
 
         A continuation may be cut: keys and values of what ran before are in the cache.
         """
@@ -265,7 +265,7 @@ class FlatForward(Forward):
     def _head_factors(
         self, factors: Factors | None, genome_of_block: torch.Tensor, logit_rows: torch.Tensor
     ) -> GroupFactors | None:
-        """What genomes add to these rows' logits; None if no row's genome adds to anything."""
+        """The genomes' additions to these rows' logits; None if no genome adds to logits."""
         if factors is None or self._model.head_table is None:
             return None
         return self._model.head_table.rows(genome_of_block[logit_rows // ROWS_PER_BLOCK])
@@ -340,7 +340,7 @@ class _FlatRows:
         self.genome_of_block = torch.tensor(genomes, device=device)
 
     def attention(self, cache: TokenCache, table: SequenceTable) -> AttentionRows:
-        """How they attend, each request's in its sequence."""
+        """Attention of these rows, each within its request's sequence."""
         sequences = [span.sequence for span in self._spans]
         if not isinstance(cache, KernelCache):
             rows = self.starts, self.lengths, [span.first for span in self._spans]

@@ -42,7 +42,7 @@ _BATCHES_BEFORE_YIELD = 4
 """A lane turns to another model that has work after this many times its slots."""
 
 Answer: TypeAlias = Action | list[float]
-"""To a sample request, and to a logprobs request."""
+"""Answer to a sample request, or to a logprobs request."""
 
 
 _ByRow: TypeAlias = dict[int, deque[Work]]

@@ -1,4 +1,4 @@
-"""How a torch engine divides a machine's memory.
+"""The division of a machine's memory by a torch engine.
 
 What a user leaves open follows from what is free once the weights are there: half of it may hold
 what is kept of tokens, of which a quarter is for what no request reads (what prompts have in
@@ -51,7 +51,7 @@ class CacheSize:
 
 
 class _Noted(threading.local):
-    """What attention layers asked for in the run of this thread: keys, values, window and mask."""
+    """Calls of attention layers on this thread: keys, values, window and mask."""
 
     def __init__(self) -> None:
         self.layers: list[tuple[int, torch.Tensor, torch.Tensor, int | None, object]] = []
@@ -61,7 +61,7 @@ _noted = _Noted()
 
 
 _Mask: TypeAlias = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
-"""In place of a mask: which positions (batch, head, query, key) see each other."""
+"""Stands in for a mask: whether positions (batch, head, query, key) see each other."""
 
 
 def _make_mask(*_: object, mask_function: object = None, **__: object) -> object:
@@ -147,7 +147,7 @@ def _run_probe(probe: PreTrainedModel) -> None:
 
 
 def own_cache_size(model: PreTrainedModel, path: Path) -> CacheSize:
-    """What the model's own cache grows to; without one, what running a token again takes."""
+    """Size of the model's own cache; without one, the memory for running a token again."""
     if not path.cached:
         hidden = cast("nn.Embedding", model.get_input_embeddings()).weight.shape[1]
         return CacheSize(0, 16 * hidden * model.dtype.itemsize)
@@ -166,7 +166,7 @@ def own_cache_size(model: PreTrainedModel, path: Path) -> CacheSize:
 
 
 def _quick_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """What a few tokens run through quickly, at any size."""
+    """A copy that runs a few tokens quickly, for models of any size."""
     if model.num_parameters() <= _SMALL:
         return _with_weights(model)
     memo: dict[int, torch.Tensor] = {}
@@ -209,7 +209,7 @@ _LEAST_CONTEXT = 512
 def weight_bytes(
     model: PreTrainedModel, space: SearchSpace, size: int, packed: float = 0
 ) -> tuple[int, int, int]:
-    """What the weights of an engine take, with numbers of `size` bytes.
+    """Memory of an engine's weights, with elements of `size` bytes.
 
     Args:
         model: may be without its weights.
@@ -254,7 +254,7 @@ def check_weights_fit(model_name: str, needed: tuple[int, int, int], device: tor
 
 
 def free_bytes(device: torch.device) -> int:
-    """What may be taken on a device; of the CPU's memory, the share that its cores are."""
+    """Available memory of a device; of the CPU's, a share in proportion to the cores."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if device.type == "mps":
@@ -324,7 +324,7 @@ class CachePlan:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Memory:
-    """What an engine may take beside its weights.
+    """Memory available to an engine beside its weights.
 
     Attributes:
         free: bytes that are free once the weights are there.
@@ -343,14 +343,14 @@ class Memory:
 
     @property
     def prefix_bytes(self) -> int:
-        """For keys and values that no request reads, over all lanes."""
+        """Bytes for keys and values that no request reads, over all lanes."""
         if self.prefix_gib is None:
             return int(_ENDED_SHARE * CACHE_SHARE * self.free)
         return int(self.prefix_gib * GIB)
 
     @property
     def cache_bytes(self) -> int:
-        """For keys and values of requests that run, over all lanes."""
+        """Bytes for keys and values of running requests, over all lanes."""
         if self.cache_gib is not None:
             return int(self.cache_gib * GIB)
         for_ended = self.prefix_bytes if self.prefix_gib is None else 0

@@ -33,7 +33,7 @@ from es_cookbook.engines.torch.slots import Forward, SlotTable, Work, token_logp
 
 _OfRows: TypeAlias = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 _CACHES = ("cache", "past_key_values", "cache_params", "state", "mems")
-"""What models call their cache, as an argument and in what they return."""
+"""Names of models' caches, as arguments and in outputs."""
 
 
 class Unfit(Exception):
@@ -129,7 +129,7 @@ class OwnForward(Forward):
         return torch.cat([self._run_piece(rows, genomes)[0] for rows in pieces]), slots
 
     def _rows_at_once(self, length: int) -> int:
-        """How many sequences of this length one forward pass runs: blocks, or part of one."""
+        """Number of sequences of this length per forward pass: blocks, or part of one."""
         rows = max(2, self.prefill_tokens // length)
         if rows >= ROWS_PER_BLOCK:
             return rows // ROWS_PER_BLOCK * ROWS_PER_BLOCK
@@ -253,7 +253,7 @@ def _inputs(
     cache: object = None,
     keep: int | None = None,
 ) -> dict[str, object]:
-    """For a model's forward: the tokens that are not in the cache, or all without one.
+    """Inputs for a model's forward: the tokens not in the cache, or all without one.
 
     With `keep`, so many of the last tokens have logits, and nothing is cached.
     """
@@ -282,7 +282,7 @@ def _takes(forward: Callable[..., object]) -> frozenset[str]:
 
 
 def _cache_in(output: object, inputs: Mapping[str, object]) -> object:
-    """What a model returns to be handed to it with the next token; None if nothing."""
+    """The cache that a model returned, for its next token; None if there is none."""
     if not inputs.get("use_cache"):
         return None
     found = (getattr(output, name, None) for name in _CACHES)

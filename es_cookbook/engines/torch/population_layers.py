@@ -107,7 +107,7 @@ class LowRankTable:
     columns_R: NDArray[np.int64]
 
     def rows(self, genome_of_block: torch.Tensor) -> "GroupFactors":
-        """What the layers need for blocks of these genomes."""
+        """The layers' factors for blocks of these genomes."""
         if self.a_G_R_N.dim() == 4:
             return self.a_G_R_N, self.b_G_N_R, genome_of_block
         return LowRankRows(self, genome_of_block)
@@ -164,7 +164,7 @@ class LowRankRows:
         return y_T_N
 
     def of_first_block(self, columns: slice) -> torch.Tensor:
-        """What the first block's genome adds to the weights of these outputs: (in, columns)."""
+        """The first genome's addition to the weights of these outputs: (in, columns)."""
         genome = self._genome_of_block[0]
         return self._table.b_G_N_R[genome] @ self._table.a_G_R_N[genome, :, columns]
 
@@ -176,7 +176,7 @@ Factors: TypeAlias = Sequence[GroupFactors | None]
 
 @dataclasses.dataclass(slots=True)
 class Batch:
-    """What the layers must know about the rows of the forward pass under way on this thread.
+    """Rows of the forward pass under way on this thread, as the layers need them.
 
     Attributes:
         attention: how flat rows attend; None where the model's own attention runs.
@@ -390,7 +390,7 @@ def _attention(
     sliding_window: int | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
-    """As transformers calls it: q, k and v are (1, heads, T, d) with rotary positions applied.
+    """Attention function for transformers: q, k, v are (1, heads, T, d), with rotary applied.
 
     Raises:
         NotImplementedError: The model's attention takes more than this.
@@ -498,7 +498,7 @@ class PopulationModel:
     def forward(
         self, batch: Batch, module: PreTrainedModel | None = None, **inputs: object
     ) -> CausalLMOutput:
-        """What the Hugging Face model, or a shell of it, returns with this batch's genomes."""
+        """Run the Hugging Face model, or a shell of it, with this batch's genomes."""
         with _running(batch):
             output = cast("CausalLMOutput", (module or self.module)(**inputs))
         if self._head is not None and output.logits is batch.last:
@@ -578,6 +578,6 @@ def _partition(linears: Mapping[str, nn.Linear | Conv1D]) -> list[tuple[str, ...
 
 
 def _signature(layer: nn.Linear | Conv1D) -> tuple[bool, int, bool, torch.dtype]:
-    """What layers of one matmul have in common."""
+    """Properties shared by layers of one matmul."""
     in_features = _matrix(layer).shape[1]
     return isinstance(layer, nn.Linear), in_features, _bias(layer) is None, layer.weight.dtype

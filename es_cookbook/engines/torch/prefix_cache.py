@@ -60,13 +60,13 @@ class _Node:
 
     @property
     def key(self) -> tuple[int, object]:
-        """By which its parent knows it."""
+        """Its key among its parent's children."""
         return self.tokens_T[0], self.owner
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Lease:
-    """What a request has of the cache.
+    """A request's part of the cache.
 
     Attributes:
         first: how many of its tokens were known, or will be before the first of the others is run.
@@ -134,7 +134,7 @@ class PrefixCache:
             return Lease(first, _merged([*runs, *new]), blocks + own, node)
 
     def computed(self, leases: Iterable[Lease], owner: object) -> None:
-        """What these requests' prompts have is there now: let others know, too."""
+        """Publish the prompts of these requests, now that they are computed."""
         with self._lock:
             for lease in leases:
                 node, path = lease.node, list[_Node]()
@@ -325,7 +325,7 @@ def _pieces(runs: Sequence[Run], first: int, end: int) -> list[tuple[int, int, i
 
 
 def num_common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
-    """How many tokens two sequences begin with alike."""
+    """Length of the common prefix of two sequences."""
     least, most = 0, min(len(first), len(second))
     while least < most:  # comparing slices is faster than a loop over tokens
         middle = (least + most + 1) // 2

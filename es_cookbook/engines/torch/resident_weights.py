@@ -103,7 +103,7 @@ class ResidentWeights:
 
     @property
     def capacity(self) -> int:
-        """How many genomes fit into the memory for them, at least one."""
+        """Number of genomes that fit into their memory, at least one."""
         own = (parameter.nbytes for _, parameter in self._own(self.model.module))
         of_genome = self._tables.bytes_of_genome() if self._tables else sum(own)
         return max(1, self.memory_bytes // of_genome)

@@ -1,4 +1,4 @@
-"""Which path is right for a model, found by running it: right, or refused.
+"""Find the right path for a model by running it: right, or refused.
 
 Transformers has about two hundred causal language models, and any of them may do in its attention,
 its cache or its layers what an engine does not expect. So before a model is used, the engine's own
@@ -67,7 +67,7 @@ _OWN = (
     Path(padded=False, cached=False, mixed=False),
 )
 PATHS = (FLAT, *_OWN)
-"""From the fastest to the one that asks the least of a model."""
+"""Paths from the fastest to the one that asks least of a model."""
 TOLERANCE = 1e-3
 """Greatest difference of log-probabilities in float32 that still is rounding."""
 ROUNDED = 0.5
@@ -198,7 +198,7 @@ class _Check:
         return module(input_ids=tokens, use_cache=False).logits[0].float().log_softmax(-1)
 
     def cache_size(self, path: Path, context_length: int) -> CacheSize:
-        """What a path keeps of the model's tokens.
+        """Cache size of the model's tokens on a path.
 
         Raises:
             Unfit: The model cannot run on it.
@@ -364,7 +364,7 @@ def _layers(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def _layers_like(model: PreTrainedModel) -> list[int]:
-    """For each layer, the first one that does the same with its own weights."""
+    """For each layer, the first layer that does the same with its own weights."""
     layers = _layers(model)
     types = getattr(model.config.get_text_config(), "layer_types", None) or [None] * len(layers)
     kinds = [(kind, _kind(layer)) for kind, layer in zip(types, layers, strict=True)]
@@ -372,7 +372,7 @@ def _layers_like(model: PreTrainedModel) -> list[int]:
 
 
 def _float32(tensors: Iterable[torch.Tensor], memo: dict[int, object]) -> dict[int, object]:
-    """For `copy.deepcopy`: what to make of each of these that `memo` does not have yet."""
+    """Extend a memo for `copy.deepcopy` by float32 copies of tensors that it lacks."""
     for tensor in tensors:
         if tensor.is_floating_point() and id(tensor) not in memo:
             as_float = tensor.to(torch.float32, copy=True)

@@ -277,7 +277,7 @@ class Forward(ABC):
         del self._model, self._gathered
 
     def factors_of_blocks(self, genomes: np.ndarray) -> Factors | None:
-        """What every group needs for blocks of these genomes; idle ones (-1) take an active one's.
+        """Each group's factors for blocks of these genomes; idle blocks (-1) take an active one's.
 
         It is kept while neither the genomes nor the tables change.
         """
@@ -290,7 +290,7 @@ class Forward(ABC):
         return factors
 
     def alike(self, work: Work) -> Hashable:
-        """What requests that enter together must have in common."""
+        """Key that requests must share to enter together."""
         del work
         return None
 

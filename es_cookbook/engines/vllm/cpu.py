@@ -1,4 +1,4 @@
-"""What vLLM's CPU builds need before a model is loaded, and are given here.
+"""Patches that vLLM's CPU builds need before a model is loaded.
 
 They pack linear weights into a layout of their own and leave an empty parameter behind, so that
 code that moves `named_parameters()` moves norms and embeddings only. Here a layer keeps its weight,

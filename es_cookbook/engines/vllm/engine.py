@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 _MAX_NUM_SEQS = 1024
 """Requests that decode together, at most: a population brings many, more than vLLM's default."""
 _QUIET = {"PYTHONWARNINGS": "ignore::FutureWarning", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-"""For the engine's own process: what libraries warn each other of is no part of a run's output."""
+"""Variables of the engine's process: libraries' internal warnings do not concern users."""
 _PRIVATE = {
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
 }
-"""Where ranks of one machine listen for each other: nothing else has to reach them."""
+"""Addresses on which ranks of one machine listen: nothing else has to reach them."""
 _HARMLESS = {
     *("block_size", "cpu_offload_gb", "disable_custom_all_reduce", "enable_chunked_prefill"),
     *("enable_prefix_caching", "max_logprobs", "max_num_batched_tokens", "max_num_seqs"),
@@ -283,7 +283,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         return kv_cache_gib, share - centre / gpu
 
     def _variables(self, on_cpu: bool) -> dict[str, str]:
-        """What the environment has while vLLM's processes start."""
+        """Environment variables while vLLM's processes start."""
         variables = dict(_QUIET)
         if "nnodes" not in self.extra:
             variables |= _PRIVATE
@@ -296,7 +296,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         return variables
 
     def _executor(self, on_cpu: bool) -> object:
-        """What runs the ranks: a name that vLLM knows or a class; None for vLLM's choice."""
+        """The executor of the ranks: vLLM's name for it or a class; None for vLLM's choice."""
         if self.tensor_parallel_size > 1:
             return "mp"  # In an actor of a Ray pool vLLM would take Ray for them too.
         if on_cpu:

@@ -344,7 +344,7 @@ class VLLMEngine(Engine):
         stop_token_ids: tuple[int, ...],
         in_pieces: bool,
     ) -> "VLLMParams":
-        """What vLLM calls them; made once for the many greedy requests that share them."""
+        """vLLM's form of these; made once for the many greedy requests that share them."""
         from vllm import SamplingParams as VLLMParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -379,7 +379,7 @@ class VLLMEngine(Engine):
         return self.traits.capacity if target == "centre" else self._num_slots - 1
 
     def _weights_of(self, target: Target) -> tuple[Target, int]:
-        """What has to be in the model's weights for this target: a key of the turnstile."""
+        """The weights that this target needs in the model: a key of the turnstile."""
         if target == "base" and self.space.adapter is None:
             return ("base", 0)
         if isinstance(target, int) and not self._num_slots:

@@ -1,4 +1,4 @@
-"""Where Hugging Face parameters live in one rank's vLLM model.
+"""The places of Hugging Face parameters in one rank's vLLM model.
 
 vLLM fuses parameters (q, k and v; gate and up), shards them over ranks, pads and permutes them,
 each model in its own way, and its own loader is the only text that says how. So we ask the loader:
@@ -38,7 +38,7 @@ _Numbers: TypeAlias = torch.Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where a rank keeps what it has of one Hugging Face parameter.
+    """The place of a rank's part of one Hugging Face parameter.
 
     Attributes:
         part: which part of the parameter the rank has.
@@ -165,7 +165,7 @@ def find_slots(model: torch.nn.Module) -> list[Slots]:
 
 
 def _slices_of(module: torch.nn.Module, count: int) -> tuple[list[_Numbers], list[_Numbers]]:
-    """Which rows and columns of each of a LoRA layer's weights this rank has."""
+    """Rows and columns that this rank has of each of a LoRA layer's weights."""
     layer = cast(Any, module)
     sizes_a = [a.shape[-1] for a in layer.lora_a_stacked]
     sizes_b = [b.shape[-2] for b in layer.lora_b_stacked]
@@ -222,7 +222,7 @@ class _Probe:
     def ask(
         self, axis: int, value_of: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
     ) -> list[_Numbers]:
-        """What `value_of` (parameter, rows, columns) is along an axis, for each of `parameters`."""
+        """`value_of` (parameter, rows, columns) along an axis, for each of `parameters`."""
         answers = [torch.zeros(p.shape[axis], dtype=torch.int64) for p in self.parameters]
         scale = 1
         while scale <= max(self._most, len(self._infos)):

@@ -1,4 +1,4 @@
-"""What a vLLM engine needs of memory, and what of it vLLM may take.
+"""Memory that a vLLM engine needs, and vLLM's share of it.
 
 vLLM takes its share of a GPU when it starts: weights, LoRA slots, and all that is left for keys and
 values. The centre, in float32, comes to the same GPU later. So vLLM is given the user's share less
@@ -57,7 +57,7 @@ class Shards:
         self.body = [i for i in self.infos if i.kind == "linear" and i.name != self.head]
 
     def accepted_tp(self) -> list[int]:
-        """How many GPUs can share it: vLLM divides all but key and value heads evenly.
+        """Numbers of GPUs that can share it: vLLM divides all but key and value heads evenly.
 
         Those may be kept several times.
         """
@@ -211,14 +211,14 @@ def slots_for(space: SearchSpace, max_genomes: int, terms_per_genome: int) -> di
 
 
 def _more_slots(space: SearchSpace) -> int:
-    """Those of the centre, and of an adapter's base."""
+    """Number of slots for the centre, and for an adapter's base."""
     return 1 if space.adapter is None else 2
 
 
 def arguments_for_experts(
     model: PreTrainedModel, space: SearchSpace, on_cpu: bool
 ) -> dict[str, object]:
-    """For a model with fused experts: no slots for them, and weights as they are loaded.
+    """Arguments for a model with fused experts: no slots for them, weights as loaded.
 
     vLLM makes slots of all that it can, and has kernels for experts' slots not everywhere; some of
     its kernels for GPUs want experts' weights shuffled.

@@ -1,4 +1,4 @@
-"""What vLLM's processes print: no part of a run's output, but it says why they failed.
+"""Output of vLLM's processes: not part of a run's output, but it says why they failed.
 
 vLLM ends a request with "EngineCore encountered an issue. See stack trace (above)", or a start with
 "See root cause above"; above, in the output of another process, are pages. Here the processes of an
@@ -27,10 +27,10 @@ _SEE_ABOVE = re.compile(r"see .*(stack trace|root cause)", re.IGNORECASE)
 
 
 class Output:
-    """What the processes of one engine print.
+    """Output of the processes of one engine.
 
     Attributes:
-        is_shown: to the user, at the level that the user has set, and not kept.
+        is_shown: shown to the user, at the level that the user has set, and not kept.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Output:
             logging.getLogger("vllm").setLevel(logging.CRITICAL)
 
     def started(self) -> None:
-        """What was printed so far is no cause of what fails from now on."""
+        """Ignore the output so far when explaining later failures."""
         self._ignored = os.fstat(self._file.fileno()).st_size
 
     def failure(self, what: str, error: Exception) -> EngineError:
@@ -84,14 +84,14 @@ class Output:
         self._file.close()
 
     def _lines(self, start: int) -> list[str]:
-        """What was printed from a byte on."""
+        """Lines printed from this byte on."""
         file = self._file.fileno()
         data = os.pread(file, os.fstat(file).st_size - start, start)
         return [_VLLMS_PREFIX.sub("", line) for line in data.decode(errors="replace").split("\n")]
 
 
 def _root_cause(lines: Iterable[str]) -> str | None:
-    """What the first traceback ends with, "ValueError: …"; later ones are consequences."""
+    """Last line of the first traceback, "ValueError: …"; later ones are consequences."""
     remaining = iter(lines)
     for line in remaining:
         if line.startswith("Traceback (most recent call last)"):

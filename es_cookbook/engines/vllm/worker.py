@@ -1,4 +1,4 @@
-"""What runs in a vLLM worker: genomes, made from seeds, in the weights that it samples with.
+"""The code in a vLLM worker: it makes genomes from seeds, in the weights that it samples with.
 
 vLLM imports this module in every worker before the model is loaded and mixes `GenomeWorker` into
 the worker. The engine calls its methods by name; arguments and answers are plain numbers, texts,
@@ -60,13 +60,13 @@ for _name, _value in _LORA_OF_GPT2.items():
 FingerprintPiece: TypeAlias = Sequence[str | int]
 """Name, first and last row, first and last column, and what that part adds to the fingerprint."""
 _Weights: TypeAlias = int | Literal["centre", "base"]
-"""Those of a loaded genome, by its index, or of others."""
+"""The weights of a loaded genome, by its index, of the centre or of the base."""
 _Arguments = ParamSpec("_Arguments")
 _T = TypeVar("_T", Placement, Slots)
 
 
 def slot_request(slot: int) -> LoRARequest:
-    """What names a slot in a vLLM request; it never leads to a file."""
+    """The name of a slot in a vLLM request; it never leads to a file."""
     return LoRARequest(f"slot-{slot}", slot + 1, "filled by es_cookbook")
 
 
@@ -149,7 +149,7 @@ class GenomeWorker:
             return self._fingerprint()
 
     def _fingerprint(self) -> list[FingerprintPiece]:
-        """What this rank's parts add to the centre's fingerprint."""
+        """The terms of this rank's parts in the centre's fingerprint."""
         centre = self._genomes.centre
         return [
             (name, *part.rows, *part.columns, centre.fingerprints[name])

@@ -325,11 +325,11 @@ class Partitions:
     number: int = 1
 
     def group(self, seed: int) -> int:
-        """Which group of its partition a seed has."""
+        """A seed's group in its partition."""
         return seed % SEEDS_OF_PARTITION % self.number
 
     def runs(self, name: str, seed: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Which of elements `start` ... `stop` - 1 of a parameter are in a seed's group.
+        """Runs of elements `start` ... `stop` - 1 of a parameter that are in a seed's group.
 
         Yields:
             First elements, and those past the last.

@@ -96,7 +96,7 @@ def _part_runs(part: Part) -> _Runs:
 def _tiles_of(
     runs: _Runs, kind: NoiseKind, blocks: int | None = None
 ) -> tuple[int, tuple[int, int, int, int], dict[str, object]]:
-    """How runs are tiled, in tiles of so many blocks, or as many as suit them if None.
+    """The tiling of runs, in tiles of `blocks` blocks, or a suitable number if None.
 
     Returns:
         The number of programs, their arguments `start` ... `tiles_across`, and their settings.
@@ -286,7 +286,7 @@ def add_low_rank_(
 
 
 class _Entries(NamedTuple):
-    """Who is written, on a device: each entry is a genome, or one term of a low-rank one.
+    """Entries to write, on a device: each is a genome, or one term of a low-rank genome.
 
     Attributes:
         places: int64, where in the tensors.

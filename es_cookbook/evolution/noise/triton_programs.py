@@ -111,7 +111,7 @@ def _tile(
     LANES: constexpr,
     BLOCKS: constexpr,
 ) -> tuple[tensor, tensor, tensor, tensor]:
-    """What is this tile's: BLOCKS blocks of one run.
+    """The elements of this tile: BLOCKS blocks of one run.
 
     Returns:
         The numbers of its blocks; its run; the position in that run of its first element, not

@@ -25,7 +25,7 @@ from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 OPTIMIZER_NAMES = Registered("optimizers")
-"""What a user types on the command line."""
+"""Names on the command line."""
 
 AUTO = "auto"
 Auto: TypeAlias = float | Literal["auto"]
@@ -60,7 +60,7 @@ class Optimizer(ABC):
         scores_P_G: Floats | None,
         fitness_G: Floats,
     ) -> Step:
-        """How the centre moves, given the fitness of the genomes that `ask` returned.
+        """The step of the centre, given the fitness of the genomes that `ask` returned.
 
         Args:
             generation: the generation that was asked for.
@@ -130,7 +130,7 @@ class OptimizerBuilder(ABC):
         return [name for name in chz.chz_fields(self) if getattr(self, name) == AUTO]
 
     def settled(self, found: Mapping[str, object]) -> Self:
-        """With the numbers that were found in place of `AUTO`.
+        """A copy with the numbers that were found in place of `AUTO`.
 
         Raises:
             ConfigError: One of them was not.
@@ -251,7 +251,7 @@ def mirrored(genome: Genome) -> Genome:
 
 
 def number(value: Auto) -> float:
-    """What a field of `Auto` is once a run has found it.
+    """The number of an `Auto` field, once a run has found it.
 
     Raises:
         ConfigError: It is still to be found.

@@ -76,7 +76,7 @@ from es_cookbook.evolution.spaces.base import SearchSpace
 
 @chz.chz
 class AdaptiveSigma:
-    """How σ follows the centre's fitness among its neighbours'."""
+    """Adaptation of σ to the centre's fitness relative to its neighbours'."""
 
     rate: float = chz.field(default=0.1, doc="most that ln σ changes in a generation")
     target: float = chz.field(
@@ -182,7 +182,7 @@ class ES(OptimizerBuilder):
 
 
 class ESOptimizer(Optimizer):
-    """What it asks depends on the run seed, the generation and, if σ adapts, on what was told.
+    """`ask` depends on the run seed, the generation and, if σ adapts, on what `tell` was given.
 
     Raises:
         ConfigError: The population is too small for the space's partitions.
@@ -199,7 +199,7 @@ class ESOptimizer(Optimizer):
                 f"even, found {num_generations}"
             )
         self._moved_away: tuple[Term, ...] = ()
-        """What the centre was moved by, to be taken back."""
+        """Terms that the centre was moved by, to be taken back."""
         self._is_partitioned = space.shares.num_partitions > 1
         groups = space.shares.num_partitions
         if self._is_partitioned and not groups <= self._num_seeds <= SEEDS_OF_PARTITION:

@@ -32,7 +32,7 @@ from es_cookbook.evolution.optimizers.window import (
 )
 
 _PUSHES = math.fsum(0.9**age for age in range(10))
-"""How often a gradient's push counts in all while it is remembered, by default."""
+"""Total weight of a gradient while it is remembered, by default."""
 
 
 @chz.chz

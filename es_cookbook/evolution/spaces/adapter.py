@@ -162,7 +162,7 @@ class _AdapterSpace(FullRankSpace):
     start: StoredAdapter | None = None
 
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
-        """What the factors start from; the model's parameters do not matter."""
+        """Start of the factors; the model's parameters do not matter."""
         import torch
 
         del parameters
@@ -192,5 +192,5 @@ def _transposed(parameters: Sequence[ParameterInfo], names: Collection[str]) -> 
 
 
 def _layer(weight: str) -> str:
-    """What PEFT calls a target: a layer, or the parameter that an expert's weight is a part of."""
+    """PEFT's name of a target: a layer, or the parameter that contains an expert's weight."""
     return weight.removesuffix(".weight").partition("[")[0]

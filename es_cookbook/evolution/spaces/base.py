@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     import torch  # Named in signatures only: configs are read and shown without importing torch.
 
 SEARCH_SPACE_NAMES = Registered("search_spaces")
-"""What a user types on the command line."""
+"""Names on the command line."""
 
 
 WHOLE_KINDS = ("linear", "embedding", "other")
@@ -105,7 +105,7 @@ class ParameterInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """How terms are shared out over a space's parameters; all of them to all, if nothing is given.
+    """Distribution of terms over a space's parameters; by default all have all terms.
 
     Attributes:
         factors: name -> factor on the coefficient; 1 for names that are not in it.
@@ -123,7 +123,7 @@ class Shares:
     def kinds(
         self, names: Sequence[str], terms: Sequence[Term]
     ) -> tuple[list[str], dict[str, int]]:
-        """What parameters get of these terms, told apart.
+        """Kinds of parameters, by their shares of these terms.
 
         Returns:
             One parameter of each kind, and the place in that list of each parameter's own kind.
@@ -153,7 +153,7 @@ class Shares:
         return [Term(term.seed, term.coefficient * factor * root) for term in own]
 
     def partitions_of(self, name: str) -> Partitions:
-        """How a parameter is divided: not at all, where it is in one group as a whole."""
+        """The division of a parameter; undivided if it is in one group as a whole."""
         return UNDIVIDED if name in self.units else self._partitions
 
     @property
@@ -242,7 +242,7 @@ class SearchSpace(ABC):
         return self.rank is None and self.highest_code is None
 
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> Mapping[str, "torch.Tensor"]:
-        """What the centre starts from, at least `shapes`: the model's parameters themselves.
+        """Start of the centre, with at least `shapes`: the model's parameters themselves.
 
         A space with its own parameters returns their start instead.
         """
@@ -334,7 +334,7 @@ class SearchSpaceBuilder(ABC):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What it selects from."""
+        """Kinds of parameters that it selects from."""
         return WHOLE_KINDS
 
     @property
@@ -363,7 +363,7 @@ class SearchSpaceBuilder(ABC):
         """
 
     def select(self, parameters: Sequence[ParameterInfo]) -> list[ParameterInfo]:
-        """Those that `include` names and `exclude` does not, in the model's order; for subclasses.
+        """Parameters in `include` and not in `exclude`, in the model's order; for subclasses.
 
         Raises:
             ConfigError: A pattern matches nothing, or nothing is left.
@@ -387,7 +387,7 @@ class SearchSpaceBuilder(ABC):
         *,
         divided: bool = False,
     ) -> Shares:
-        """What of a term each parameter of the space has; for subclasses.
+        """Each parameter's share of a term; for subclasses.
 
         Args:
             shapes: shapes of the space's parameters, in order.

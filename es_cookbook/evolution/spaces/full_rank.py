@@ -74,7 +74,7 @@ class FullRankSpace(SearchSpace):
     def change(
         self, name: str, term: Term, start: int, stop: int, out: NDArray[np.float32] | None = None
     ) -> NDArray[np.float32]:
-        """What one term adds to elements `start` ... `stop` - 1 in C order: s * E."""
+        """One term's addition to elements `start` ... `stop` - 1 in C order: s * E."""
         change = noise_range(term.seed, name, start, stop, self.noise, out)
         return np.multiply(change, np.float32(term.coefficient), out=change)
 

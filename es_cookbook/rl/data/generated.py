@@ -132,7 +132,7 @@ class FoldedDatasetBuilder(RLDatasetBuilder):
 
     @property
     def origin(self) -> str:
-        """Where its problems come from, for sentences."""
+        """Source of its problems, in words."""
         return "the generator"
 
     @abstractmethod

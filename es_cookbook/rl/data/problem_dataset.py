@@ -155,7 +155,7 @@ async def check_attempted(
     context_length: int,
     sampling: SamplingParams,
 ) -> None:
-    """All that is checked of problems that are attempted and not trained on.
+    """Run all checks of problems that are attempted and not trained on.
 
     Raises:
         DataError: As `EnvGroupBuilder.check`, and where the model cannot say a gold answer.

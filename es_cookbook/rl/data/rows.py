@@ -65,11 +65,11 @@ class Row:
         return cast(str, self._fitting((name,), lambda value: isinstance(value, str), "text"))
 
     def value(self, name: str) -> object:
-        """What stands under `name`, which must be there."""
+        """The value of field `name`, which must exist."""
         return self._first((name,))[1]
 
     def printed(self, name: str) -> str:
-        """What stands under `name`, which must be there, as every text shows it."""
+        """The value of field `name`, which must exist, as texts show it."""
         try:
             return text_of(self.fields, name)
         except DataError as error:
@@ -205,7 +205,7 @@ class Chat:
 
 
 def chat_of(template: str, row: Row) -> Chat | None:
-    """What a template asks that is nothing but a field with messages; None if it is another.
+    """The chat of a template that is only a field with messages; None for other templates.
 
     Raises:
         DataError: It is no chat that a message of the user ends, answered or not.

@@ -1,4 +1,4 @@
-"""Where rows come from: files, directories, and sets of the Hugging Face Hub.
+"""Sources of rows: files, directories, and data sets of the Hugging Face Hub.
 
     rows.jsonl                 or .jsonl.gz, .csv, .csv.gz, .json (an array), .parquet, .arrow
     data/*.jsonl, more.csv     several; a pattern's files in the order of their names

@@ -65,7 +65,7 @@ _SECONDS_TO_END = 5.0
 
 @chz.chz
 class Limits:
-    """What a piece of model-written code may use."""
+    """Resource limits of a piece of model-written code."""
 
     seconds: float = chz.field(default=5.0, doc="deadline, by the clock, the start included")
     memory: int = chz.field(default=512 * _MIB, doc="address space of each process, in bytes")
@@ -85,7 +85,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ran:
-    """How a piece of code ran.
+    """Outcome of running a piece of code.
 
     Attributes:
         ended: "exit" by itself, or killed: at the "deadline", or because of too much "output".
@@ -231,7 +231,7 @@ def _installed(program: str) -> str:
 
 
 def _command(limits: Limits, code: int, seccomp: int, status: int) -> Sequence[str]:
-    """What starts the sandbox; the numbers are file descriptors that it inherits."""
+    """Command that starts the sandbox; the numbers are file descriptors that it inherits."""
     enclosing = walls(seccomp, limits.files)
     return (
         *(_drop_user() if os.geteuid() == 0 else ()),
@@ -249,7 +249,7 @@ def _command(limits: Limits, code: int, seccomp: int, status: int) -> Sequence[s
 
 
 def walls(seccomp: int, files: int) -> Sequence[str]:
-    """What starts bubblewrap, as all sandboxes have it: nothing shared, `/usr` read-only.
+    """Start of bubblewrap's command in all sandboxes: nothing shared, `/usr` read-only.
 
     Args:
         seccomp: a file descriptor with the filter.
@@ -327,7 +327,7 @@ async def _end(process: Process, status: int) -> dict[str, int]:
 
 
 def _heard(descriptor: int) -> bytes:
-    """What bubblewrap has written since the last call."""
+    """Bytes that bubblewrap has written since the last call."""
     with suppress(BlockingIOError):
         return os.read(descriptor, 65536)
     return b""

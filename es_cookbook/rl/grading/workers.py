@@ -137,7 +137,7 @@ class _Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be called: it has neither closed the socket nor said anything unasked."""
+        """Whether it can be called: it has neither closed the socket nor written unasked."""
         with contextlib.suppress(BlockingIOError):
             self._socket.recv(1, socket.MSG_PEEK)
             return False
@@ -174,7 +174,7 @@ class _Worker:
             _killed.append(self._process)
 
     def how(self) -> str:
-        """How it has ended by itself, in words."""
+        """Description of how it ended by itself."""
         self.kill()
         return how_ended(self._process.wait())
 

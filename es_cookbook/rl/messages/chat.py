@@ -47,7 +47,7 @@ from es_cookbook.rl.types import Action, Observation, Tokenizer
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 ToolsIn: TypeAlias = Literal["template", "system", "nowhere"]
-"""Where a model is told of its tools: by the chat template, in the system message, or nowhere."""
+"""Where the model sees its tools: in the chat template, in the system message, or nowhere."""
 
 _RESULT = Message("tool", "Result7Sentinel", name="sentinel")
 _TWICE = *ANSWERED, QUESTION

@@ -390,7 +390,7 @@ def _marked(tokenizer: Tokenizer, text: str, action: Action) -> str:
 def _by_template(
     tokenizer: Tokenizer, said: str, prefix: str, schemas: Sequence[Mapping[str, object]]
 ) -> Parsed:
-    """What the response template finds: calls, checked as others are, and the text around them."""
+    """Parse by the response template: calls, checked as others are, and the text around them."""
     template = cast("Any", tokenizer).response_template
     fields = dict(template["fields"])
     if "join" not in fields.get("content", {"join": ""}):

@@ -134,7 +134,7 @@ class JsonObject:
         return None if found is None else float(found)
 
     def count(self, name: str, most: int = 1 << 31, least: int = 1) -> int | None:
-        """From 1, or another least, to this."""
+        """Take an integer from `least` to `most`."""
         found = self.take(name, int, None)
         if found is not None and not least <= found <= most:
             raise FieldError(self.at(name), f"must be from {least} to {most}, found {found!r:.60}")
@@ -152,7 +152,7 @@ class JsonObject:
                 raise FieldError(self.at(name), f"cannot be kept here; accepted is {listed}")
 
     def rest(self) -> dict[str, object]:
-        """All that was not taken."""
+        """The fields not taken so far."""
         left, self._left = self._left, {}
         return left
 

@@ -1,4 +1,4 @@
-r"""What a model says, apart from what it thinks: thoughts stand between tags.
+r"""Separates what a model says from what it thinks: thoughts stand between tags.
 
     <think>It may be 3.</think>It is 4.
 

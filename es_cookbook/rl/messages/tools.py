@@ -227,7 +227,7 @@ _LONGEST_REASON = 160
 
 
 def wrong_arguments(arguments: Mapping[str, object], parameters: Schema) -> str | None:
-    """What is wrong with a call's arguments, by their JSON schema; None if nothing is.
+    """Error in a call's arguments, by their JSON schema; None if they are valid.
 
     >>> wrong_arguments({"a": "1"}, {"properties": {"a": {"type": "integer"}}, "required": ["a"]})
     "argument 'a': '1' is not of type 'integer'"
@@ -250,7 +250,7 @@ def wrong_arguments(arguments: Mapping[str, object], parameters: Schema) -> str 
 
 
 def _wrong(value: object, schema: Schema) -> str | None:
-    """How and where a value violates a schema."""
+    """Place and kind of a value's violation of a schema."""
     try:
         error = next(_validator()(schema).iter_errors(cast(Any, value)), None)
     except RecursionError:

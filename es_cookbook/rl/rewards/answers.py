@@ -21,8 +21,8 @@ from es_cookbook.rl.rewards.numbers import Reading, read_last, read_whole
 from es_cookbook.rl.rewards.values import Scalar, composed, printed
 
 Extract: TypeAlias = Literal["auto", "answer", "boxed", "text"]
-"""Where an answer stands: the last `<answer>`, the last box, the whole text, or the first of these
-that the text has."""
+"""Place of an answer: the last `<answer>`, the last box, the whole text, or the first of these that
+the text has."""
 
 EXTRACT_DOC = r"where the answer stands: answer (last <answer>), boxed (last \boxed{}), text, auto"
 

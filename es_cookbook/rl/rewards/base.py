@@ -36,7 +36,7 @@ RewardFunction: TypeAlias = Callable[..., object]
 """`(text: str, row: Fields) -> Score | Awaitable[Score]`."""
 
 REWARD_NAMES = Registered("rewards")
-"""What a user types on the command line."""
+"""Names on the command line."""
 
 
 @chz.chz
@@ -188,7 +188,7 @@ def check_weights(rewards: Sequence[str], **weights: Sequence[float]) -> None:
 
 
 def name_of(reward: RewardFunction) -> str:
-    """What a user calls a reward function: a name of `REWARD_NAMES`, or the function's own."""
+    """A reward function's name for users: one of `REWARD_NAMES`, or the function's own."""
     kind = type(reward)
     target = f"{kind.__module__}:{kind.__qualname__}"
     own = cast(str, getattr(reward, "__qualname__", kind.__qualname__))

@@ -29,7 +29,7 @@ from es_cookbook.rl.rewards.values import Scalar, composed, folded, printed
 LONGEST_READ = 1000
 """Longest answer that attempts vote by, in characters."""
 MOST_CHOICES = 702
-"""From A to ZZ."""
+"""Most choices: from A to ZZ."""
 LONGEST_CHOICE = 2000
 """A choice is looked for in the last characters of an answer."""
 LONGEST_PATTERN = 1000

@@ -195,7 +195,7 @@ def read_last(text: str) -> Reading | None:
 
 
 def _end_of_digits(text: str) -> int:
-    """Where the last digit ends; one of another script than ours counts in the text's end only."""
+    """End of the last digit; digits of other scripts count only near the text's end."""
     others = (i for i in range(len(text), max(len(text) - 1000, 0), -1) if text[i - 1].isdigit())
     return next(others, 1 + max(map(text.rfind, "0123456789⁰¹²³⁴⁵⁶⁷⁸⁹")))
 

@@ -57,7 +57,7 @@ SNAPSHOTS = "snapshots"
 SNAPSHOT_SUFFIX = ".safetensors"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
-"""In a checkpoint: a model directory, or an adapter's directory."""
+"""Model or adapter directory of a checkpoint."""
 REWOUND = "rewound"
 LOG = "log.txt"
 LOSSES = "losses.csv"
@@ -271,7 +271,7 @@ def listed(names: set[str]) -> str:
 
 
 def num_rewinds(log_path: Path) -> int:
-    """How often a run was rewound."""
+    """Number of times a run was rewound."""
     numbers = [int(p.name) for p in (log_path / REWOUND).glob("*") if p.name.isdecimal()]
     return max(numbers, default=0)
 

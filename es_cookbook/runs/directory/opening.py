@@ -1,4 +1,4 @@
-"""Whether a run may begin or continue in a directory, and the beginning of it.
+"""Checks that a run may begin or continue in a directory, and begins it.
 
 The state of a directory is known from files of a few kilobytes, so a mistake is refused before a
 model is loaded; nothing is changed until the engine is ready. A run continues only with the same

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # Options do without torch.
     from es_cookbook.runs.export.forms import CentreFiles, Written
 
 EXPORT_FORMS = Registered("exports")
-"""What a user types on the command line."""
+"""Names on the command line."""
 
 
 @chz.chz

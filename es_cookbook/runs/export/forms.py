@@ -43,7 +43,7 @@ _BASE = "base"
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """What was written.
+    """Description of an export.
 
     Attributes:
         kind: in words.
@@ -91,7 +91,7 @@ class CentreFiles:
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where an adapter will be, and its base: a directory, or a name on the Hub."""
+    """An adapter's destination, and its base: a directory, or a name on the Hub."""
 
     final: Path
     base: str

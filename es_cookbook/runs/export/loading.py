@@ -92,5 +92,5 @@ def of_adapter(path: Path, base: str, dtype: str, rank: int, in_vllm: bool) -> t
 
 
 def _text(path: Path | str) -> str:
-    """As a string of Python."""
+    """A path as a Python string literal."""
     return json.dumps(str(path), ensure_ascii=False)

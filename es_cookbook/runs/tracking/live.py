@@ -41,7 +41,7 @@ class LiveTrackerBuilder(TrackerBuilder):
     """Builds the live view: a line per generation, and on a terminal the progress of the run."""
 
     def __call__(self, run: RunInfo) -> Tracker:
-        """With progress on a terminal that can move its cursor, plain lines otherwise."""
+        """Show progress on a terminal that can move its cursor, plain lines otherwise."""
         return LiveTracker(run, Console(highlight=False) if is_screen(sys.stdout) else None)
 
 
@@ -121,7 +121,7 @@ class LiveTracker(Tracker):
             self.look()
 
     def _seconds_left(self) -> float:
-        """From the mean time of this process's generations with their evaluations; NaN if none."""
+        """Estimate by this process's mean time of generations with evaluations; NaN if none."""
         done = self._done - self._run.start_generation
         if not done:
             return math.nan

@@ -58,7 +58,7 @@ _LABELS: dict[str, str] = dict(zip(MEASURES, ("correct", "reward", "training rew
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunFiles:
-    """What could be read of a run directory.
+    """Readable contents of a run directory.
 
     Attributes:
         path: as it was given.

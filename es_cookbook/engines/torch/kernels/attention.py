@@ -75,10 +75,10 @@ positions. A run begins where a block does and may end within one. Runs that a s
 beyond all positions, and lie where its last one does.
 """
 Looks: TypeAlias = tuple[Number, Number, int]
-"""How a layer looks: factor on scores; the cap that they are squashed to, 0 for none; most
-positions seen, 0 for all."""
+"""Attention settings of a layer: factor on scores; cap that scores are squashed to, 0 for none;
+most positions seen, 0 for all."""
 Linear: TypeAlias = tuple[Row, Row, RankFactors, tuple[Row, Row], tuple[Row, Row, float]]
-"""What linear layers made of tokens, side by side, y_T_N; what they read, x_T_N; the low-rank parts
+"""Outputs of linear layers, side by side, y_T_N; their inputs, x_T_N; the low-rank parts
 to add, as in `add_low_rank`; cosines and sines of positions; weights of norms of queries and of
 keys, empty for none, and their epsilon."""
 

@@ -132,7 +132,7 @@ class PopulationExperts(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        """As transformers' experts: tokens, the experts of each, and their shares -> tokens."""
+        """Experts as in transformers: (tokens, the experts of each, their shares) -> tokens."""
         up, down = self.groups
         x_T_N = hidden_states.reshape(-1, hidden_states.shape[-1])
         num_tokens, num_chosen = len(x_T_N), top_k_index.shape[-1]

@@ -106,7 +106,7 @@ def _llvm(name: str, arguments: int) -> Any:
 
 
 _NARROW = (types.uint16, types.int16)
-"""What bfloat16 and float16 are to numba, which has no names for them on the CPU."""
+"""Stand-ins for bfloat16 and float16 in numba, which lacks them on the CPU."""
 
 
 def pointer_to(context: Any, builder: Any, kind: Any, array: Any, index: Any, what: Any) -> Any:
@@ -154,7 +154,7 @@ _SCALARS = ir.FloatType(), ir.IntType(32), ir.IntType(16)
 def loaded(
     context: Any, builder: Any, kind: Any, array: Any, index: Any, kinds: Any = _VECTORS
 ) -> Any:
-    """What an array has from an index on, in float32."""
+    """Load a vector of an array from an index on, in float32."""
     floats, ints, shorts = kinds
     narrow = kind.dtype in _NARROW
     what = shorts if narrow else floats

@@ -38,7 +38,7 @@ _LEAST_SIZE = 128
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Path:
-    """How batches of a model run.
+    """The path on which batches of a model run.
 
     Attributes:
         flat: as flat rows over a slot cache; the rest says how the model's own forward does it.
@@ -84,7 +84,7 @@ class Path:
 
     @override
     def __str__(self) -> str:
-        """In the words of docs/models.md: "flat", or "own" and what the model cannot do.
+        """The path as docs/models.md names it: "flat", or "own" and what the model cannot do.
 
         >>> print(Path(flat=True), Path(), Path(padded=False, cached=False), sep="; ")
         flat; own; own, equal lengths, no cache
@@ -119,7 +119,7 @@ LinearOutputs: TypeAlias = tuple[
     tuple[torch.Tensor, torch.Tensor] | None,
     tuple[Row, Row, float],
 ]
-"""What attention begins with, as kernels take it: see `attention.Linear`."""
+"""Inputs of attention, as kernels take them: see `attention.Linear`."""
 
 
 def rows_of(tensor: torch.Tensor) -> Row:
@@ -213,7 +213,7 @@ class RotaryAttention(nn.Module):
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None,
         **options: object,
     ) -> tuple[torch.Tensor, None]:
-        """As transformers calls it: (1, T, n), and cosines and sines (1, T, rotary d) if any."""
+        """Attention as in transformers: (1, T, n), and cosines and sines (1, T, rotary d) if any."""
         del options
         x_T_N, y_T_N, factors = self._projection(hidden_states)
         linear = y_T_N, x_T_N, factors, position_embeddings, self._norm_weights
@@ -248,7 +248,7 @@ def alike(
     size: int,
     rounded: torch.dtype = torch.float32,
 ) -> bool:
-    """Whether both make the same of rows of so many random numbers, but for rounding.
+    """Whether both agree on rows of so many random numbers, except for rounding.
 
     `rounded` is the dtype of what is in between, a number of which may be rounded up or down.
     """

@@ -76,7 +76,7 @@ class Rows(NamedTuple):
         return cls(pointer_to(context, builder, kind[0], array, first, _FLOAT), stride)
 
     def some(self, builder: Any, t: Any, count: int) -> list[Any]:
-        """Where so many of them begin, from one on."""
+        """The addresses of `count` rows, from row `t` on."""
         rows = [builder.add(t, _index(i)) for i in range(count)]
         return [builder.gep(self.first, [builder.mul(row, self.stride)]) for row in rows]
 
@@ -120,7 +120,7 @@ def _add_products(
 
 
 def _fits(columns: int, rows: int) -> bool:
-    """Whether a register is left for one number, beside those of sums and of an input's weights."""
+    """Whether a register is left for one number, beside the sums and an input's weights."""
     return columns * rows <= _SUMS and columns * (rows + 1) < (32 if _HAS_512_BITS else 16)
 
 
@@ -215,7 +215,7 @@ def _turn(
 
 
 def _by_input(builder: Any, dtype: Any, rows: Sequence[Any]) -> list[Any]:
-    """What a register holds of each of as many outputs, by input, in float32."""
+    """A register from each row (an output), turned: by input, in float32."""
     ints = [builder.load(row, align=2) for row in rows]
     columns = _turned(builder, ints)
     return [floats for column in columns for floats in _floats(builder, dtype, column)]
@@ -235,7 +235,7 @@ def _picked(builder: Any, pair: Sequence[Any], picks: Sequence[int]) -> Any:
 
 
 def _turned(builder: Any, rows: Sequence[Any]) -> list[Any]:
-    """As many rows as a register has numbers, as their columns.
+    """Transpose as many rows as a register has numbers.
 
     Four rows at a time within each four of their numbers, and then fours of numbers: what moves
     within 128 bits, and whole 128 bits, is one instruction of x86.
@@ -263,7 +263,7 @@ def _fours(builder: Any, rows: Sequence[Any]) -> list[Any]:
 
 
 def _quads(builder: Any, rows: Sequence[Any]) -> Sequence[Any]:
-    """As many rows as they have fours of numbers, as columns of fours."""
+    """Transpose rows of fours of numbers, as many rows as fours in a row."""
     if len(rows) == 1:
         return rows
     pairs = list(zip(rows[::2], rows[1::2], strict=True))

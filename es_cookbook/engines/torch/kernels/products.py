@@ -45,7 +45,7 @@ _Floats = NDArray[np.float32]
 
 @kernel()
 def _width(left: int, outputs: int) -> int:
-    """How many outputs come next: the last ones with some of those before them."""
+    """Number of outputs that come next; the last ones come with some of those before them."""
     for width in range(OUTPUTS, PANEL, -PANEL):
         if left > width - PANEL and outputs >= width:
             return width
@@ -110,7 +110,7 @@ class _Buffer(threading.local):
 
 _buffer = _Buffer()
 _STORED_AS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
-"""What kernels know 16-bit numbers as: see `lanes`."""
+"""Stand-in dtypes of 16-bit numbers in kernels: see `lanes`."""
 _zeros = functools.cache(functools.partial(np.zeros, dtype=np.float32))
 
 

@@ -92,7 +92,7 @@ def rank_factors(
     genome_of_block: NDArray[np.int64],
     height: int,
 ) -> Row:
-    """What each row multiplies each of its genome's ranks with, x Bᵀ: (rows · ranks,)."""
+    """Factors of each row for its genome's ranks, x Bᵀ: (rows · ranks,)."""
     rows, inputs = x_T_N.shape
     x, b = x_T_N.reshape(-1), b_G_R_N.reshape(-1)
     out = np.empty(max(1, rows * ranks), np.float32)
