@@ -344,7 +344,7 @@ class VLLMEngine(Engine):
         stop_token_ids: tuple[int, ...],
         in_pieces: bool,
     ) -> "VLLMParams":
-        """vLLM's form of these; made once for the many greedy requests that share them."""
+        """The parameters for vLLM; made once for the many greedy requests that share them."""
         from vllm import SamplingParams as VLLMParams
         from vllm.sampling_params import RequestOutputKind
 

@@ -213,7 +213,7 @@ class RotaryAttention(nn.Module):
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None,
         **options: object,
     ) -> tuple[torch.Tensor, None]:
-        """Attention as in transformers: (1, T, n), and cosines and sines (1, T, rotary d) if any."""
+        """Attention as in transformers: (1, T, n), cosines and sines (1, T, rotary d) if any."""
         del options
         x_T_N, y_T_N, factors = self._projection(hidden_states)
         linear = y_T_N, x_T_N, factors, position_embeddings, self._norm_weights
