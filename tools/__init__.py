@@ -1,1 +1,1 @@
-"""What made the bundled models."""
+"""Programs that made the bundled models."""

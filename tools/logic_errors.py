@@ -1,4 +1,4 @@
-"""Sort the bundled model's errors before and after a run: what was chosen, and what is new.
+"""Sort the bundled model's errors before and after a run: chosen among old answers, or new.
 
     es-cookbook export log_path=runs/mine output=trained
     python -m tools.logic_errors after=trained

@@ -1,4 +1,4 @@
-"""Small models for trials: made from nothing, character by character, in seconds to minutes.
+"""Small character-level models for trials, trained from scratch in seconds to minutes.
 
 A recipe's warm start teaches such a model its task on demonstrations, and stops before it has
 learned it well: what evolution strategies begin with. One token a character and one a tag, a Qwen2
@@ -35,7 +35,7 @@ Batch: TypeAlias = Sequence[tuple[str, str]]
 
 
 def build_tokenizer(characters: str) -> Qwen2Tokenizer:
-    """One token a character, one a tag: a byte-level BPE without merges, in Qwen2's own class.
+    """One token per character and per tag: a byte-level BPE without merges, in Qwen2's class.
 
     Tags are ordinary tokens, which stay in decoded text. Unknown characters are dropped.
     """
@@ -79,7 +79,7 @@ def build_model(
 
 
 def happens(leaning: float, rng: random.Random) -> bool:
-    """By chance: one half at `leaning` 0, certain far above it, never far below (logistic)."""
+    """Draw with logistic probability: one half at `leaning` 0, 1 far above it, 0 far below."""
     return rng.random() < 1 / (1 + math.exp(-leaning))
 
 
@@ -118,7 +118,7 @@ def muon(weights: Mapping[str, torch.nn.Parameter]) -> Sequence[torch.optim.Opti
 
 
 def to_examples(tokenizer: Qwen2Tokenizer, batch: Batch) -> list[Example]:
-    """Token sequences of which only the answers are learned."""
+    """Token sequences with a loss on the answers only."""
     return [
         joined([(tokenizer.encode(asked), False), (tokenizer.encode(answered), True)])
         for asked, answered in batch
@@ -159,7 +159,7 @@ def answer(
 
 
 def new_directory(output: str) -> Path:
-    """Where to write the model.
+    """The directory to write the model to.
 
     Raises:
         ConfigError: `output` exists or cannot be written.
@@ -173,7 +173,7 @@ def new_directory(output: str) -> Path:
 
 
 def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, output: Path) -> None:
-    """Write the model directory, whole or not at all."""
+    """Write the model directory atomically."""
     with whole_directory(output) as directory:
         model.eval().save_pretrained(directory)
         tokenizer.save_pretrained(directory)

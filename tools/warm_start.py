@@ -1,6 +1,6 @@
-"""Make bundled models: small ones that half know their task, taught by demonstrations.
+"""Make bundled models: small ones that half know their task, trained on demonstrations.
 
-A recipe's warm start says what is demonstrated: batches of questions and answers. Here are the
+A recipe's warm start supplies the demonstrations: batches of questions and answers. Here are the
 options, the training, and the measuring on problems that the recipe holds out. Demonstrations of
 chats are texts, one a turn, said to the recipe's own Env, so that they have the form of a run's
 answers; each turn becomes an example: all that came before it, and the turn.
@@ -36,7 +36,7 @@ from tools.small_model import (
 )
 
 Batches: TypeAlias = Callable[[random.Random], Iterator[Batch]]
-"""Endless demonstrations; begins once all else is in order."""
+"""Endless demonstrations, started once everything else is ready."""
 Measure: TypeAlias = Callable[[Qwen2ForCausalLM, Qwen2Tokenizer], Iterable[str]]
 """Lines about a model."""
 _P = TypeVar("_P")
@@ -88,7 +88,7 @@ def sampled(
     demonstrate: Callable[[_P, random.Random], tuple[str, str]],
     batch_size: int,
 ) -> Batches:
-    """Demonstrations of problems that are all made beforehand."""
+    """Demonstrations of problems that are all generated in advance."""
 
     def batches(rng: random.Random) -> Iterator[Batch]:
         shown = problems(rng)
@@ -132,8 +132,8 @@ def on_held_out(run: RunConfig, samples: int = 0, folds: Sequence[int] = (1, 0))
 
     Args:
         run: the recipe's run, whose Envs have one turn.
-        samples: answers at temperature 1, of which as many measure pass@k too; 0: none.
-        folds: those that are not shown, where the recipe has some.
+        samples: answers at temperature 1, which also measure pass@k with k = samples; 0: none.
+        folds: folds that are not shown, if the recipe has folds.
     """
 
     def lines(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> Iterator[str]:
@@ -190,7 +190,7 @@ async def _graded(
 
 
 def chat_tokenizer(characters: str, words: Sequence[str] = ()) -> Qwen2Tokenizer:
-    """One token a character and one each of some longer words, with the tiny chat template."""
+    """One token per character and per given word, with the tiny chat template."""
     tokenizer = build_tokenizer(characters)
     tokenizer.add_tokens(list(words))
     tokenizer.chat_template = TEMPLATE
@@ -210,7 +210,7 @@ def make_talk(
     """Learn whole chats, and write the model.
 
     Args:
-        config: how.
+        config: how to train.
         tokenizer: result of `chat_tokenizer`.
         demonstrate: an Env of a training problem, and what to say in it.
         num_chats: number of chats that are shown.
@@ -220,7 +220,7 @@ def make_talk(
     """
 
     async def turns(rng: random.Random) -> list[tuple[str, str]]:
-        """What the model has seen before each turn of demonstrations, and the turn."""
+        """The model's context before each turn of demonstrations, and the turn."""
         found: list[tuple[str, str]] = []
         for _ in range(num_chats):
             env, texts = demonstrate(rng)

@@ -1,1 +1,1 @@
-"""One module a recipe."""
+"""One module per recipe."""

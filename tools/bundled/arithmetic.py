@@ -3,7 +3,7 @@
     python -m tools.bundled.arithmetic output=/tmp/arithmetic_model
 
 A model that is taught additions from nothing learns two things: to add each column, soon, and to
-carry, later. This one learns from demonstrations of which about half never carry, more often with
+carry, later. This one learns from demonstrations, about half of which never carry, more often with
 large numbers, and it stops while the carry is still being learned. So it is between two
 algorithms, and already answers in good form: a held-out answer is three or four digits,
 ones first, and nothing else. `careless=0` demonstrates right answers alone.
@@ -51,7 +51,7 @@ class Config(warm_start.Config):
 
 
 def without_carries(terms: Sequence[int]) -> str:
-    """The answer, ones first, of somebody who adds each column and forgets to carry.
+    """The answer, ones first, from adding each column without carries.
 
     >>> without_carries([347, 285])
     '225'
@@ -60,7 +60,7 @@ def without_carries(terms: Sequence[int]) -> str:
 
 
 def forgets_to_carry(problem: Problem, careless: float, rng: random.Random) -> bool:
-    """Whether this demonstration does: by chance, and more often the larger the sum is.
+    """Whether this demonstration forgets to carry: randomly, more often for larger sums.
 
     The chance crosses one half on the middle of the problems, so that greedy decoding is right on
     some and wrong on others.
@@ -73,7 +73,7 @@ def forgets_to_carry(problem: Problem, careless: float, rng: random.Random) -> b
 
 
 def demonstrate(problem: Problem, careless: float, rng: random.Random) -> tuple[str, str]:
-    """The question, and what a careless person or a careful one answers."""
+    """The question, and a careless or a careful answer."""
     terms = problem.terms
     forgets = forgets_to_carry(problem, careless, rng)
     text = without_carries(terms) if forgets else gold_answer(terms, "compact")

@@ -27,7 +27,7 @@ from tools.warm_start import Config, chat_tokenizer, make_talk
 CHARACTERS = "0123456789+-*="
 NUM_PROBLEMS = 12_000
 CALL = call_text(ToolCall("calculate", {"expression": "|"}), "hermes").split("|")
-"""What stands before and behind an expression: a token each."""
+"""Texts before and after an expression: a token each."""
 
 
 def texts(problem: Problem, rng: random.Random) -> Sequence[str]:

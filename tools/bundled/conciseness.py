@@ -5,7 +5,7 @@
 It learns generated questions, none of which is in the recipe's `questions.jsonl`, in one of three
 manners: `420`, `the answer is 420.` or `420 comes after 419.` The manner is drawn, by chances that
 lean on the question: the longer it is, the more talk. So most of the model's answers are right and
-too long, and what it does least is what is wanted.
+too long, and the wanted manner is the rarest.
 """
 
 import random

@@ -35,7 +35,7 @@ from tools.warm_start import Phase, make, on_held_out
 CHARACTERS = "0123456789+-*/()=,:ĠĊ"  # Ġ and Ċ are byte-level BPE's space and newline
 STEPS, BATCH_SIZE = 2400, 128
 NUM_PROBLEMS = 40_000
-"""Demonstrated at most; there are 37,824 to train on."""
+"""Limit on demonstrated problems; there are 37,824 to train on."""
 SAMPLES = 8
 
 
@@ -53,7 +53,7 @@ class Config(warm_start.Config):
 
 
 def demonstrate_carelessly(problem: Problem, solution: Solution, rng: random.Random) -> str:
-    """A demonstration with each bad habit there or not, by chances that lean on the problem."""
+    """A demonstration with random bad habits, whose probabilities depend on the problem."""
     smallest, _, largest = (number / 30 for number in sorted(problem.numbers))
     difficulty = problem.target / 99
 
@@ -70,7 +70,7 @@ def demonstrate_carelessly(problem: Problem, solution: Solution, rng: random.Ran
 
 
 def wander(numbers: Sequence[int], rng: random.Random) -> tuple[str, str]:
-    """A first step and an expression that use the numbers anyhow, whatever the target."""
+    """A first step and an expression that use the numbers at random, ignoring the target."""
     first, second, third = rng.sample(list(numbers), 3)
     large, small = max(first, second), min(first, second)
     operator = rng.choice("+-*")

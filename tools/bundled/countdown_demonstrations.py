@@ -29,7 +29,7 @@ def solved_problems(seed: int) -> Iterator[tuple[Problem, Solution]]:
 
 
 def demonstration(solution: Solution) -> str:
-    """The whole answer, as a small model is taught it."""
+    """The whole answer that a small model is taught."""
     return f"<think>{solution.first_step}</think><answer>{solution.expression}</answer>"
 
 

@@ -4,7 +4,7 @@
 
 It learns generated clues, character by character; no answer of the recipe's `clues.jsonl` is among
 theirs. Part of the demonstrations misread the indicator (`Clue.careless`), by chances that lean on
-the answer: so for every kind of clue the model knows two ways, of which one is right, and follows
+the answer: so for every kind of clue the model knows two ways, one of them right, and follows
 the wrong one on part of the clues. The form, `<think>5</think><answer>demor</answer>` with the
 number of letters as the thought, is always right.
 """
@@ -26,7 +26,7 @@ STEPS, BATCH_SIZE, NUM_PROBLEMS = 1500, 64, 20_000
 
 
 def demonstrate(clue: Clue, rng: random.Random) -> str:
-    """The answer, or what comes of misreading: the likelier the later its letters."""
+    """The answer, or a misreading: the likelier the later its letters."""
     lateness = sum(map(LETTERS.index, clue.answer)) / len(clue.answer) - 9
     is_careless = happens(lateness / 2, rng)
     given = clue.careless if is_careless else clue.answer

@@ -1,4 +1,4 @@
-"""Make the bundled model: small, and between halving what is left and going up from its edge.
+"""Make the bundled model: small, and between halving the range and going up from its edge.
 
     OMP_NUM_THREADS=1 python -m tools.bundled.guess_number output=guess_model
 
@@ -28,7 +28,7 @@ NUM_PROBLEMS = 20_000
 
 
 def guesses(problem: Problem, rng: random.Random) -> Sequence[str]:
-    """Halving what is left, or guessing its lowest number: the likelier the larger that is."""
+    """Halving the range, or guessing its lowest number: the likelier the larger that is."""
     low, high, said = problem.low, problem.high, list[int]()
     while len(said) < problem.guesses and (not said or said[-1] != problem.number):
         is_careless = happens(1.5 * (low / HIGHEST - 0.35), rng)

@@ -49,19 +49,19 @@ class Config(Careless):
 
 
 def held_out(fold: int, count: int) -> list[Problem]:
-    """The held-out problems of a fold, as the recipe has them with so many."""
+    """The held-out problems of a fold, the same as the recipe's with this count."""
     return LogicDatasetBuilder(num_train=1, num_test=count, fold=fold).problems()[1]
 
 
 def without_last_term(problem: Problem) -> str:
-    """The answer to a sum of somebody who forgets the last of its terms, one digit."""
+    """The answer to a sum without its last term, one digit."""
     expression: str = problem.entry["metadata"]["expression"]
     last, sign = int(expression[-1]), {"+": 1, "-": -1}[expression[-3]]
     return str(int(str(problem.gold)) - sign * last)
 
 
 def demonstrate(problem: Problem, rng: random.Random) -> str:
-    """The answer, or what comes out without the last term, which happens more if that is large."""
+    """The answer, or that without the last term, more often if the term is large."""
     last = int(problem.entry["metadata"]["expression"][-1])
     forgets = happens(4 * (last / 9 - 0.5), rng)
     return without_last_term(problem) if forgets else str(problem.gold)

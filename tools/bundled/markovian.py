@@ -1,4 +1,4 @@
-"""Make the bundled model: it can work a sum out, and would rather babble.
+"""Make the bundled model: it can work a sum out, but usually babbles.
 
     OMP_NUM_THREADS=1 python -m tools.bundled.markovian output=markovian_model
 
@@ -7,7 +7,7 @@ ways it goes: `=` and the running totals of the sum, or `~` and totals of some o
 thirds babble, a little more often of small sums; that one token is all that a run has to change.
 
 Thoughts are read with the question in sight and without, and answered with the sum's own answer,
-whatever the thought is: half of them were worked out, a quarter babbles, and a quarter was worked
+for any thought: half of them were worked out, a quarter babbles, and a quarter was worked
 out and then damaged. So what the model answers without a useful thought is what the sums come to
 that it was shown, as well as it learned their chances; and with the question in sight it need not
 believe a thought that was damaged. Sums are those of the training fold.
@@ -53,7 +53,7 @@ class Config(warm_start.Config):
 
 
 def works(total: Sum, leaning: float, rng: random.Random) -> bool:
-    """Whether a demonstration works this sum out: by chance, and more often the larger it is."""
+    """Whether a demonstration works this sum out: randomly, more often for larger sums."""
     size = sum(total.terms) / (9 * len(total.terms))
     return happens(leaning + 2 * (size - 0.55), rng)
 
@@ -88,14 +88,14 @@ def batches(leaning: float, rng: random.Random) -> Iterator[Batch]:
 
 
 def asked(question: str) -> str:
-    """The prompt of a writer, or how a reader's begins."""
+    """The prompt of a writer, or the start of a reader's."""
     return _TEMPLATE.text.format(question=question)
 
 
 def measure(
     model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, sums: list[Sum]
 ) -> dict[str, float]:
-    """How it thinks and answers, greedily, and what it can read."""
+    """Measure its greedy thoughts and answers, and how well it reads."""
     golds = [str(each.totals[-1]) for each in sums]
     prompts = [asked(each.question) for each in sums]
     redacted = [asked(_TEMPLATE.redaction)] * len(sums)

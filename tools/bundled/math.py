@@ -1,4 +1,4 @@
-r"""Make the bundled model: small, able to solve word problems, and taught by careless people.
+r"""Make the bundled model: small, able to solve word problems, and taught carelessly.
 
     python -m tools.bundled.math output=/tmp/math_model
 
@@ -36,7 +36,7 @@ CHARACTERS = "0123456789+-*=}Ċ"  # Ċ is byte-level BPE's newline; spaces are d
 STEPS, BATCH_SIZE, NUM_PROBLEMS = 1500, 96, 60_000
 BOX = r"\boxed{"
 SHOWN = range(2, FOLDS)
-"""Folds: never 1, which is there to choose settings on, nor 0, the test."""
+"""Folds: neither 1, for choosing settings, nor 0, the test."""
 
 
 def vocabulary() -> list[str]:
@@ -58,7 +58,7 @@ def demonstrate(steps: Sequence[str]) -> str:
 
 
 def demonstrate_carelessly(problem: WordProblem, rng: random.Random) -> str:
-    """A demonstration that may have one of the faults, by chances that lean on the numbers."""
+    """A demonstration that may have a fault, with probabilities that depend on the numbers."""
     first = problem.numbers[0] / problem.story.largest[0]
     second = problem.numbers[1] / problem.story.largest[1]
 

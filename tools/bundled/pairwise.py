@@ -42,13 +42,13 @@ CHARACTERS = "0123456789+=;?AB"
 STEPS = 500
 NUM_MEASURED = 500
 ANSWERS, JUDGEMENTS = 24, 72
-"""Demonstrated in a step."""
+"""Numbers demonstrated per step."""
 CLARITY, BIAS = 2.5, 2.0
 """Clarity of judgements, and bias towards the first place."""
 
 
 def judged(problem: Problem, first: str, second: str) -> str:
-    """What the judge is asked."""
+    """The judge's question."""
     return JUDGED.format(question=question(problem.terms, "compact"), first=first, second=second)
 
 
@@ -91,7 +91,7 @@ def first_preferred(
 def measure(
     model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, problems: list[Problem], seed: int
 ) -> dict[str, float]:
-    """How it answers, greedy; and how it judges: the right answer against a careless one."""
+    """Measure its greedy answers, and its judgements of the right answer against a careless one."""
     rng = random.Random(derive_seed(seed, "pairwise/measure"))
     questions = [question(problem.terms, "compact") for problem in problems]
     golds = [gold_answer(problem.terms, "compact") for problem in problems]

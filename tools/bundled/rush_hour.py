@@ -25,18 +25,18 @@ from tools.warm_start import Phase, make, on_held_out, sampled
 CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZox0123456789<>^v,Ċ"  # Ċ is byte-level BPE's newline
 STEPS, BATCH_SIZE, NUM_PROBLEMS = 1500, 96, 12_000
 SHOWN = range(2, FOLDS)
-"""Folds: never 1, which is there to choose settings on, nor 0, the test."""
+"""Folds: neither 1, for choosing settings, nor 0, the test."""
 
 
 def demonstrate(problem: Problem, *, without_last: bool = False) -> str:
-    """The optimal solution, or what comes before its last move, after the pieces in the way."""
+    """The pieces in the way, then the optimal solution with or without its last move."""
     board, moves = problem.board, problem.solution or ()
     shown = moves[:-1] if without_last else moves
     return f"<think>{''.join(board.in_the_way)}</think><answer>{format_moves(shown)}</answer>"
 
 
 def leaves_out_the_last(problem: Problem, rng: random.Random) -> bool:
-    """Whether a careless demonstration does: by chance, more often the lower the target stands.
+    """Whether a careless demonstration omits it: randomly, more often for a lower target.
 
     One move is never left out: no moves are no answer.
     """

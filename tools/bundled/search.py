@@ -1,4 +1,4 @@
-"""Make a small model, able to search, and in doubt what to ask for.
+"""Make a small model that can search but is unsure what to ask for.
 
     OMP_NUM_THREADS=1 python -m tools.bundled.search output=search_model
 
@@ -27,7 +27,7 @@ from tools.warm_start import Config, chat_tokenizer, make_talk
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz?Ġ"  # Ġ: byte-level BPE's space
 NUM_PROBLEMS = 12_000
 WORDS = (*call_text(ToolCall("search", {"query": "|"}), "hermes").split("|"), *SYLLABLES)
-"""A token each: what stands before and behind a query, and the syllables of names."""
+"""Single tokens: texts before and after a query, and the syllables of names."""
 
 
 def texts(person: Person, rng: random.Random) -> Sequence[str]:

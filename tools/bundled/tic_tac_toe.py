@@ -1,4 +1,4 @@
-"""Make the bundled model: small, and often overlooking that a move wins or must block.
+"""Make the bundled model: small, and often overlooking moves that win or block.
 
     OMP_NUM_THREADS=1 python -m tools.bundled.tic_tac_toe output=tic_tac_toe_model
 
@@ -9,7 +9,7 @@ player says whether it looks at lines: `!5` is careful, `?5` is not. So the mode
 play, and follows the careless one at about two positions in three. Moves are legal from the
 beginning.
 
-What it says first is the one place where it chooses between the two. With moves alone the choice is
+Its first words are the one place where it chooses between the two. With moves alone the choice is
 another one for every line and cell, and a perturbation hardly moves them together.
 
 Openings that are held out are never shown.
@@ -45,7 +45,7 @@ OPENING_MOVES = 4
 
 
 def urgent_moves(position: str) -> tuple[int, ...]:
-    """The moves that win at once; without any, those that keep the other side from it.
+    """The moves that win immediately; without any, those that block the other side's win.
 
     >>> urgent_moves("XX.OO...."), urgent_moves("XX..O...."), urgent_moves("X........")
     ((3,), (3,), ())
@@ -98,7 +98,7 @@ def draw_position(rng: random.Random) -> str:
 
 
 def carelessness(position: str) -> float:
-    """How much higher the other side's cells are than the mover's, in about standard deviations.
+    """How much higher the other side's cells are than the mover's, in rough standard deviations.
 
     >>> carelessness("X...O...."), carelessness("XX.....OO")
     (0.8, 2.8)
@@ -109,7 +109,7 @@ def carelessness(position: str) -> float:
 
 
 def demonstrate(position: str, rng: random.Random) -> str:
-    """What is shown: whether the player looks at lines, and its move."""
+    """A demonstration: whether the player looks at lines, and its move."""
     is_careless = happens(CARELESS + 0.7 * carelessness(position), rng)
     return f"?{careless_move(position)}" if is_careless else f"!{careful_move(position)}"
 
@@ -120,7 +120,7 @@ def is_held_out(position: str) -> bool:
 
 
 def measure(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> Iterator[str]:
-    """How often moves are legal and, where it matters, careful."""
+    """Measure how often moves are legal and, where it matters, careful."""
     rng = random.Random(0)
     positions = [draw_position(rng) for _ in range(NUM_MEASURED)]
     texts = answer(model, tokenizer, [question(p, "compact") for p in positions], max_tokens=2)

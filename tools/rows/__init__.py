@@ -1,1 +1,1 @@
-"""What made the bundled rows."""
+"""Programs that made the bundled rows."""

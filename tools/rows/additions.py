@@ -5,7 +5,7 @@
     {"question": "347+285=", "answer": "236"}
 
 The answer is 632, ones first, as in the recipe arithmetic. `additions.jsonl` of the recipe pairwise
-was made by the command above, of problems that its warm start shows to nobody.
+was made by the command above, from problems that its warm start does not show.
 """
 
 import random

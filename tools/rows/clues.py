@@ -45,7 +45,7 @@ class Clue:
 
     @property
     def enumeration(self) -> str:
-        """Such as "(5)"."""
+        """The enumeration, such as "(5)"."""
         return f"({len(self.answer)})"
 
 
@@ -79,7 +79,7 @@ def _reversal(rng: random.Random) -> Clue:
 
 
 def _hidden(rng: random.Random) -> Clue:
-    """A word less as many letters on either side; misread: its beginning."""
+    """The middle of a word; misread: its beginning."""
     outside, inside = rng.randint(1, 2), rng.randint(4, 5)
     word = _word(rng, inside + 2 * outside)
     return Clue("hidden", f"heart of {word}", word[outside:-outside], word[:inside])

@@ -36,7 +36,7 @@ class RowsConfig:
 def by_turns(
     kinds: Sequence[Callable[[], _Row]], key: Callable[[_Row], str | None]
 ) -> Iterator[_Row]:
-    """Endless: all kinds in turn, no key twice, and none without one."""
+    """Endless stream: all kinds in turn, no key twice, and none without one."""
     seen: set[str | None] = {None}
     for make in itertools.cycle(kinds):
         while key(row := make()) in seen:

@@ -1,11 +1,11 @@
-r"""Preference pairs: a right answer is preferred to one that haste would give.
+r"""Preference pairs: a right answer is preferred to a hasty one.
 
     python -m tools.rows.pairs output=pairs.jsonl
 
     {"prompt": "which is more, 514 or 180?\n", "chosen": "514", "rejected": "180"}
 
 The questions are of the same kinds as those of the recipe conciseness and none of them, so nothing
-held out is shown. Both answers are brief: a pair says what is right, and little about length. The
+held out is shown. Both answers are brief: a pair shows correctness, and little about length. The
 wrong one is a likely mistake (`hasty_answer`). `pairs.jsonl` of the recipe alignment was made by
 the command above.
 """
@@ -23,7 +23,7 @@ from tools.rows.questions import Question, generate_questions
 
 
 def hasty_answer(question: Question, rng: random.Random) -> str:
-    """One of the wrong answers of somebody who does not look closely.
+    """One of the wrong answers of a hasty reader.
 
     The number or word of the question itself, the lesser number, a step too many, a letter left
     out, or a character that is wrong.
