@@ -16,13 +16,13 @@ NOT_BENCHMARKS = {
     *("__init__", "__main__", "gpu", "harness", "mutants", "mutations", "plain_loop", "problems"),
     *("attackers", "study"),
 }
-"""Also what is a part of another (`attackers` of `attacks`), or runs by itself: on a GPU alone
+"""Also parts of another (`attackers` of `attacks`), and what runs by itself: on a GPU alone
 (`python -m benchmarks.gpu`), over what changed (`mutants`), or for hours (`study`)."""
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 
 
 def main(chosen: list[str]) -> int:
-    """Each in a process of its own, so that none warms the caches of another."""
+    """Run each in a separate process, so that none warms the caches of another."""
     names = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in NOT_BENCHMARKS)
     failed: list[str] = []
     for name in chosen or names:

@@ -111,12 +111,12 @@ _RECIPES = Path(__file__).parents[1] / "recipes"
 
 
 class Agent(NamedTuple):
-    """How an agent is trained.
+    """An agent and its training.
 
     Attributes:
-        command: in its folder.
-        question: what a row asks of two numbers.
-        numbers: that these are of.
+        command: the agent's command, in its folder.
+        question: question of a row about two numbers.
+        numbers: ranges of the two numbers.
         metric: share of held-out rows that is right.
         options: options of the run, after those that all have.
     """
@@ -149,7 +149,7 @@ _NPM = Path(__file__).parents[1] / "build" / "npm" / "node_modules"
 
 
 class _AtOnce(Endpoint, ServedModel):
-    """Gives the same answer to everybody, token by token to who follows."""
+    """Gives the same answer to all requests, token by token to those that stream."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.translator, self.kept = Translator(tokenizer, 2048), KeptTurns()
@@ -159,7 +159,7 @@ class _AtOnce(Endpoint, ServedModel):
 
     @override
     def check(self, key: str) -> None:
-        """Any will do."""
+        """Accept any key."""
 
     @override
     def names(self, key: str) -> Sequence[str]:
@@ -187,7 +187,7 @@ def question(number: int, of: Agent = AGENTS["javascript"]) -> DataRow:
 
 
 def near(text: str, row: Mapping[str, Any]) -> tuple[float, Mapping[str, float]]:
-    """A half for a right answer, the rest for a number that is near and for plain words."""
+    """Reward half for a right answer, the rest for a close number and plain words."""
     numbers = re.findall(r"\d+", text)
     off = abs(int(numbers[-1][:9]) - row["answer"]) if numbers else math.inf
     plain, right = "{" not in text, float(off == 0)
@@ -229,7 +229,7 @@ def as_envs(tokenizer: Tokenizer, count: int) -> list[EnvGroupBuilder]:
 
 
 def as_programs(tokenizer: Tokenizer, worker: Path, count: int) -> list[EnvGroupBuilder]:
-    """The same for workers."""
+    """Questions as programs, for workers."""
     command = Command((sys.executable, "-I", "-S", str(worker)), ())
     program = Program(command, Number(), ROLLOUTS, ROLLOUTS // 2, 4, tokenizer)
     return [
@@ -320,7 +320,7 @@ def gains(name: str, seeds: Sequence[int] = (0, 1, 2), *options: str) -> list[Ro
 
 
 async def measured() -> list[Row]:
-    """All rows."""
+    """Measure all rows."""
     directory = model_directory(str(CHAT_MODEL))
     with tempfile.TemporaryDirectory() as folder:
         many, worker = Path(folder, "many.py"), Path(folder, "worker.py")

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from evosax.algorithms.population_based.base import PopulationBasedAlgorithm
 
 Curve: TypeAlias = NDArray[np.float64]
-"""What is watched, before the first generation and after each."""
+"""The watched value before the first generation and after each."""
 
 SEEDS = range(10)
 POPULATION = 64
@@ -87,7 +87,7 @@ def ours(
 
     Args:
         builder: its settings.
-        fitness: how rewards become fitness.
+        fitness: turns rewards into fitness.
         problem: the function.
         seed: seed of the start and of the run.
         best: watch the best genome so far, in place of the centre.

@@ -48,7 +48,7 @@ GENERATIONS, PROBLEMS, GENOMES = 12, 32, 256  # the recipe's defaults
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """What a model answers to the held-out problems, greedy: one entry per problem each."""
+    """A model's greedy answers to the held-out problems: one entry per problem each."""
 
     correct: list[bool]
     forgot_carry: list[bool]
@@ -56,7 +56,7 @@ class Answers:
 
 
 def measure(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, held_out: list[Problem]) -> Answers:
-    """Its greedy answers, graded."""
+    """Grade its greedy answers."""
     texts = answer(model, tokenizer, questions_of(held_out), CLIConfig().sampling.max_tokens)
     metrics = [
         ArithmeticEnv(Observation(()), problem.terms).grade(text).metrics
@@ -69,7 +69,7 @@ def measure(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, held_out: list[P
 def never_solved(
     model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, held_out: list[Problem]
 ) -> list[bool]:
-    """Which problems it solves in none of 16 samples."""
+    """The problems that it solves in none of 16 samples."""
     torch.manual_seed(0)
     length, samples = CLIConfig().sampling.max_tokens, warm_start.SAMPLES
     texts_P = answer(model, tokenizer, questions_of(held_out), length, samples)
@@ -78,7 +78,7 @@ def never_solved(
 
 
 def questions_of(problems: Sequence[Problem]) -> list[str]:
-    """As the small model is asked them."""
+    """The prompts of the small model."""
     return [question(problem.terms, "compact") for problem in problems]
 
 
@@ -99,7 +99,7 @@ def evolve(model: Path, seed: int, held_out: HeldOut, directory: Path) -> tuple[
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """A warm start, and what it answers."""
+    """A warm start, and its answers."""
 
     path: Path
     tokenizer: Qwen2Tokenizer
@@ -200,7 +200,7 @@ def by_policy_gradient(
 
 
 def batches_of(problems: Sequence[Problem]) -> Iterator[Sequence[Task]]:
-    """As many problems each as a generation has, from the beginning again after the last."""
+    """Batches with a generation's number of problems, starting over after the last."""
     tasks = [
         Task(asked, gold_answer(p.terms, "compact"), ArithmeticEnv(Observation(()), p.terms))
         for asked, p in zip(questions_of(problems), problems, strict=True)

@@ -21,7 +21,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 class Server(NamedTuple):
-    """Who is attacked."""
+    """The attacked server."""
 
     host: str
     port: int
@@ -82,7 +82,7 @@ MODEL = "model"
 
 
 def _hang_up(server: Server, path: str, body: Json, after: float, count: int = 1) -> list[Status]:
-    """Ask for much, and leave."""
+    """Ask for many tokens, and disconnect."""
     sent = json.dumps(body).encode()
     open_ones: list[socket.socket] = []
     for _ in range(count):
@@ -159,7 +159,7 @@ def _many_lines(server: Server) -> bytes:
 
 
 def _forms(server: Server) -> Mapping[str, bytes]:
-    """What comes before a key is known."""
+    """Attacks before a key is known."""
     return {
         "a header of 40 MB": server.head(CHAT, 2)[:-2] + b"a: " + b"b" * 40_000_000 + b"\r\n\r\n",
         "4 M header lines": _many_lines(server),
@@ -173,7 +173,7 @@ def _forms(server: Server) -> Mapping[str, bytes]:
 
 
 TOGETHER = "64 clients of 128 long answers each, left"
-"""All that a key may have under way, and as much again."""
+"""Name of an attack with twice as much as a key may have in progress."""
 HALF_OPEN: Mapping[str, Callable[[Server], bytes]] = {
     "nothing": lambda _: b"",
     "half a line": lambda _: b"POST /v1/chat",
@@ -181,7 +181,7 @@ HALF_OPEN: Mapping[str, Callable[[Server], bytes]] = {
     "half a body": lambda server: server.head(CHAT, 999) + b'{"a": ',
     "half a body, wrong key": lambda server: server.head(CHAT, 999, key="no") + b'{"a": ',
 }
-"""What is sent by connections that then send no more."""
+"""Bytes from connections that then send no more."""
 
 
 def half_open(server: Server, count: int) -> Iterator[float]:

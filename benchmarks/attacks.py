@@ -47,7 +47,7 @@ LONGEST, MOST_MEMORY, CLOSED_AFTER, SLOWER = 0.25, 100.0, 10.0, 2.0
 
 
 class Bystander:
-    """A client that asks for little, all the time, in a thread of its own."""
+    """A client that continuously sends small requests, in a separate thread."""
 
     def __init__(self, server: attackers.Server) -> None:
         self._server = server
@@ -101,14 +101,14 @@ class Served:
     errors: Path
 
     def attack(self, name: str) -> list[Any]:
-        """Carry out an attack in a process of its own; what that prints."""
+        """Carry out an attack in a separate process; returns what it prints."""
         host, port, key = self.server
         script = attackers.__file__
         command = [sys.executable, script, name, host, str(port), key, self.name]
         return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
 
     def is_idle(self) -> bool:
-        """Whether it computes next to nothing."""
+        """Whether it uses almost no processor time."""
         self.process.cpu_percent()
         return self.process.cpu_percent(0.3) < 30
 
@@ -120,7 +120,7 @@ def forget_peak(pid: int | str = "self") -> float:
 
 
 def peak(pid: int | str = "self") -> float:
-    """The most MB that it had."""
+    """Peak memory of a process in MB."""
     status = Path(f"/proc/{pid}/status").read_text()
     (kilobytes,) = re.findall(r"VmHWM:\s+(\d+)", status)
     return int(kilobytes) / 1024
@@ -195,7 +195,7 @@ def requests() -> list[Row]:
 
 
 def connections() -> list[Row]:
-    """Many that are half open."""
+    """Attack by many half-open connections."""
     with serving() as served, Bystander(served.server) as bystander:
         time.sleep(2)
         bystander.waits()
@@ -213,7 +213,7 @@ def connections() -> list[Row]:
 
 
 def bodies() -> list[Row]:
-    """Changed at random."""
+    """Attack by randomly changed bodies."""
     logged = logging.handlers.BufferingHandler(CHANGED)
     logged.setLevel(logging.ERROR)
     logging.getLogger().addHandler(logged)

@@ -58,7 +58,7 @@ GENOMES, PROBLEMS, TOKENS = 64, 32, 24
 GENOMES_ONE_BY_ONE = 16
 SIGMA = 0.005
 MOST_OF_THE_WEIGHTS = 800_000
-"""Parameters of which norms and embeddings are a small part, for the bundled model."""
+"""Parameters, for the bundled model; norms and embeddings are a small part of them."""
 REPEATS = 5
 PARAMS = SamplingParams(max_tokens=TOKENS, logprobs=False)
 STEP = Step(tuple(Term(1000 + i, 1e-4) for i in range(GENOMES // 2)))
@@ -132,7 +132,7 @@ def start_plain(
 
 
 def shut_down(llm: "AsyncLLM") -> None:
-    """End it once: its destructor's own attempt fails as Python ends."""
+    """Shut it down once: its destructor's attempt fails while Python exits."""
     llm.shutdown()
     vars(llm)["shutdown"] = lambda: None
 

@@ -51,7 +51,7 @@ Answers: TypeAlias = list[tuple[int, ...]]
 
 
 async def train_run(log_path: Path, model: Path, space: SearchSpaceBuilder) -> Path:
-    """A short run of the main job; gives its directory."""
+    """Train a short run of the main job; returns its directory."""
     config = CLIConfig(
         model_name=str(model),
         log_path=str(log_path),
@@ -146,7 +146,7 @@ def vllm_answers(
 
 
 def write(run: Path, output: Path, *, merge: bool = False, rank: int | None = None) -> str:
-    """An export; gives what it says."""
+    """Write an export; returns its messages."""
     config = ExportConfig(log_path=str(run), output=str(output), merge=merge, rank=rank)
     return export(config)
 
@@ -203,7 +203,7 @@ async def compare(root: Path, base: Path, dtype: str) -> list[Row]:
 
 
 def in_bfloat16(path: Path) -> Path:
-    """The bundled model, rounded; gives the path."""
+    """Write the bundled model rounded to bfloat16; returns the path."""
     shutil.copytree(BUNDLED_MODEL, path)
     model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.bfloat16)
     model.save_pretrained(path)

@@ -80,7 +80,7 @@ NAME = "model.layers.0.mlp.up_proj.weight"
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """How much is measured; `side` is that of a square weight, `model` are a Qwen2's sizes."""
+    """Sizes of the measurement; `side` is that of a square weight, `model` a Qwen2's sizes."""
 
     side: int
     calls: int
@@ -355,14 +355,14 @@ def step(sizes: Sizes, _: Path) -> list[Row]:
 
 
 def centre_on_cpu(base: Mapping[str, torch.Tensor], space: SearchSpace) -> Centre:
-    """By NumPy, also where Triton's interpreter would serve the CPU."""
+    """A centre on the CPU by NumPy, also where Triton's interpreter would be used."""
     with no_interpreter():
         return Centre(base, space)
 
 
 @contextlib.contextmanager
 def no_interpreter() -> Generator[None]:
-    """Inside, what is made on the CPU is made by NumPy."""
+    """Context manager in which NumPy, not Triton's interpreter, computes on the CPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TRITON_INTERPRET", raising=False)
         yield
@@ -584,7 +584,7 @@ def in_own_process(names: Sequence[str], sizes: Sizes, model: Path) -> tuple[lis
 
 
 def run_parts(names: Sequence[str], sizes: Sizes, model: Path) -> tuple[list[Row], list[str]]:
-    """Here, one after the other; a part that fails says why, and leaves the others theirs."""
+    """Run parts here, in turn; a failing part reports why, and the others go on."""
     rows, failed = list[Row](), list[str]()
     for name in names:
         began = time.perf_counter()

@@ -100,7 +100,7 @@ def policy_gradient(recipe: str, log_path: Path, *options: str) -> tuple[Path, f
 
 
 def grades(tasks: Sequence[Task], texts: Sequence[str]) -> list[Grade]:
-    """What the judge says of each answer."""
+    """The judge's grade of each answer."""
 
     async def graded() -> list[Grade]:
         return [await task.env.graded(text) for task, text in zip(tasks, texts, strict=True)]
@@ -109,7 +109,7 @@ def grades(tasks: Sequence[Task], texts: Sequence[str]) -> list[Grade]:
 
 
 def in_batches(tasks: Sequence[Task], size: int) -> Iterator[Sequence[Task]]:
-    """Batch after batch, from the beginning again after the last task."""
+    """Endless batches, starting over after the last task."""
     endless = itertools.cycle(tasks)
     while True:
         yield list(itertools.islice(endless, size))

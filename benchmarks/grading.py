@@ -66,7 +66,7 @@ class SlowlyGraded(Env):
         return await self._env.initial_observation()
 
     async def step(self, action: Action) -> StepResult:
-        """The Env's own, and 50 ms."""
+        """Step the Env, and take 50 ms more."""
         await in_worker(spend, SECONDS, timeout=600)
         return await self._env.step(action)
 
@@ -97,7 +97,7 @@ def generation(
     sampler: PopulationSampler,
     builders: Sequence[EnvGroupBuilder],
 ) -> Took:
-    """Run one."""
+    """Run one generation."""
     clock, own = time.perf_counter(), time.process_time()
     loop.run_until_complete(sampler.rollout(0, builders, GENOMES_G))
     return Took(time.perf_counter() - clock, time.process_time() - own)

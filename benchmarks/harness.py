@@ -28,7 +28,7 @@ from es_cookbook.runs.tracking.jsonl import read_metrics
 
 RESULTS = Path(__file__).parent / "results"
 CHAT_MODEL = Path(__file__).parents[1] / "build/models/SmolLM2-135M-Instruct.Q4_1.gguf"
-"""What `make chat-model` makes."""
+"""The model of `make chat-model`."""
 _INSTRUCTIONS = (
     "avx2",
     "avx_vnni",
@@ -72,7 +72,7 @@ def interleaved(
 
 
 def call(*words: str) -> tuple[float, float]:
-    """`es-cookbook …`, in a process of its own; its seconds by the clock and of the processor.
+    """Run `es-cookbook …` in a separate process; its wall-clock and processor seconds.
 
     Processes that it starts and waits for count, such as graders.
     """
@@ -105,7 +105,7 @@ def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[f
 
 
 def mirrored_pairs(number: int, sigma: float = 0.005) -> list[Genome]:
-    """So many genomes, of which neighbours have the same seed and opposite signs."""
+    """So many genomes, where neighbours have the same seed and opposite signs."""
     return [Genome((Term(1 + g // 2, sigma * (-1) ** g),)) for g in range(number)]
 
 
@@ -165,7 +165,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def machine() -> dict[str, object]:
-    """What the numbers depend on."""
+    """The machine and versions that the numbers depend on."""
     import numpy
     import torch
 
@@ -185,7 +185,7 @@ def machine() -> dict[str, object]:
 
 
 def processor_flags() -> frozenset[str]:
-    """What Linux says that the processor can do; nothing elsewhere."""
+    """The processor's flags on Linux; nothing elsewhere."""
     return frozenset(word for line in _cpu_info("flags", "Features") for word in line.split())
 
 

@@ -66,7 +66,7 @@ def bundled_space() -> SearchSpace:
 
 
 def records(antithetic: bool, num_generations: int, move: Callable[[Step], int]) -> list[Record]:
-    """What a run would record, with made-up rewards."""
+    """The records of a run, with made-up rewards."""
     chooser = random.Random(0)
     optimizer = ES(population_size=GENOMES, antithetic=antithetic)(
         run_seed=0, num_generations=num_generations, space=bundled_space()
@@ -136,7 +136,7 @@ def replay(log_path: Path, generation: int, num_threads: int) -> Measured:
 
 
 def own_bytes() -> int:
-    """Resident memory that is no file's; 0 where the system does not tell."""
+    """Resident memory without mapped files; 0 where the system does not report it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -145,7 +145,7 @@ def own_bytes() -> int:
 
 
 def in_fresh_process(function: Callable[..., _T], *arguments: object) -> tuple[_T, float]:
-    """What it gives, and the seconds from the start of the process to its end."""
+    """Its result, and the seconds from the start of the process to its end."""
     began = time.perf_counter()
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         found = pool.apply(function, arguments)

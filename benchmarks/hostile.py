@@ -83,7 +83,7 @@ KINDS: Mapping[str, Callable[[Path], object]] = {**PLACED, "device": _device}
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a command ended; `code` is None if it had to be killed."""
+    """The end of a command; `code` is None if it had to be killed."""
 
     code: int | None
     seconds: float
@@ -122,7 +122,7 @@ def trained(home: Path) -> Path:
 
 
 def made(home: Path, good: Path, name: str, kind: str) -> None:
-    """A copy of the run with a file of some kind in place of one of its own."""
+    """A copy of the run with one of its files replaced by another kind of file."""
     for old in ("run", "outside", "work"):
         shutil.rmtree(home / old, ignore_errors=True)
     shutil.copytree(good, home / "run")
@@ -202,7 +202,7 @@ def _place() -> Iterator[Path]:
 
 
 def main(*chosen: str) -> None:
-    """All commands, or those that are named."""
+    """Run all commands, or the named ones."""
     counts: Counter[str] = Counter()
     longest = largest = 0.0
     with _place() as home, HubServer() as hub, pytest.MonkeyPatch.context() as patch:

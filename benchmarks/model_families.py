@@ -60,13 +60,13 @@ CPU = torch.device("cpu")
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What was found of a class.
+    """Findings on a class.
 
     Attributes:
         path: in words; begins with "refused" or "not tried" where there is none.
         share: share of parameters perturbed by low-rank genomes, at default sizes, if any.
         experts: whether experts are among them.
-        left_out: larger parts that are not, embeddings apart.
+        left_out: larger parts that are not, excluding embeddings.
         difference: greatest of a log-probability.
     """
 
@@ -81,7 +81,7 @@ class Family:
 
 
 async def examine(name: str) -> Family:
-    """All but what vLLM knows."""
+    """Examine a class, except for what vLLM knows."""
     model = build(name)
     space = LowRank()(parameter_infos(model))
     try:
@@ -127,7 +127,7 @@ def share(model: PreTrainedModel | None) -> float | None:
 
 
 def left_out(model: PreTrainedModel) -> str:
-    """What holds matrices that are not perturbed, embeddings, routers and convolutions apart."""
+    """Modules with unperturbed matrices, excluding embeddings, routers and convolutions."""
     names = {
         info.name.partition("[")[0] for info in parameter_infos(model) if info.kind == "linear"
     }
@@ -148,7 +148,7 @@ def left_out(model: PreTrainedModel) -> str:
 
 @torch.no_grad()
 def exported(model: PreTrainedModel) -> str:
-    """Which exports of a run on this model answer as its centre."""
+    """The exports of a run on this model that answer as its centre."""
     from peft import PeftModel
 
     with tempfile.TemporaryDirectory() as directory:
@@ -177,7 +177,7 @@ def exported(model: PreTrainedModel) -> str:
 
 
 def save(model: PreTrainedModel, path: Path) -> None:
-    """As a checkpoint; of a class that is a part of another, with the config of the whole."""
+    """Save a checkpoint; for a part of another class, with the config of the whole."""
     model.save_pretrained(path)
     character_tokenizer(VOCABULARY).save_pretrained(path)
     own, wholes = type(model.config), list(MODEL_FOR_CAUSAL_LM_MAPPING)
@@ -195,7 +195,7 @@ def same(found: nn.Module, expected: nn.Module) -> bool:
 
 
 def known_to_vllm(families: Iterable[Family]) -> list[Family]:
-    """The same, with what the installed vLLM's registry says of each class."""
+    """The families, with what the installed vLLM's registry says of each class."""
     from vllm import ModelRegistry
     from vllm.model_executor.models.interfaces import supports_lora
 
@@ -225,14 +225,14 @@ def documented(page: str) -> dict[str, str]:
 
 
 def counts(paths: Mapping[str, str]) -> tuple[int, int, int]:
-    """How many classes are right, refused and not tried."""
+    """The numbers of classes that are right, refused and not tried."""
     refused = sum(path.startswith("refused") for path in paths.values())
     not_tried = sum(path.startswith("not tried") for path in paths.values())
     return len(paths) - refused - not_tried, refused, not_tried
 
 
 def said_of(paths: Mapping[str, str]) -> str:
-    """The counts as the page says them."""
+    """The counts as text for the page."""
     right, refused, not_tried = counts(paths)
     return (
         f"Of the {len(paths)} causal language model classes of transformers, {right} are right, "
@@ -241,7 +241,7 @@ def said_of(paths: Mapping[str, str]) -> str:
 
 
 def table_of(families: Iterable[Family]) -> str:
-    """As Markdown; a row for all classes that are alike."""
+    """A Markdown table with one row for all classes that are alike."""
     groups: defaultdict[tuple[str, ...], list[Family]] = defaultdict(list)
     for f in families:
         perturbed = "experts too" * f.experts

@@ -61,13 +61,13 @@ class Case:
 
     @property
     def cache(self) -> str:
-        """That of converted models, or one without any."""
+        """The name of the cache: that of converted models, or an empty one."""
         return "fresh" if self.after == CONVERTS else "cache"
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What was seen of it: its stage, how long its end took, and what was wrong."""
+    """Observations of a case: its stage, how long its end took, and what was wrong."""
 
     stage: str
     seconds: float
@@ -104,7 +104,7 @@ class Desk:
             )
 
     def lines(self) -> list[str]:
-        """What the last command has said."""
+        """The output of the last command."""
         return (self.path / "output.txt").read_text().splitlines()
 
     def comes(self, process: "subprocess.Popen[str]", pattern: str) -> bool:
@@ -125,7 +125,7 @@ class Desk:
         return "" if came else f"{shlex.join(words)}: {self.lines()[-1:]}"
 
     def clear(self) -> None:
-        """As it was."""
+        """Restore the original state."""
         for name in ("run", "out", "fresh"):
             shutil.rmtree(self.path / name, ignore_errors=True)
 
@@ -156,7 +156,7 @@ def seen(desk: Desk, case: Case) -> Seen:
 
 
 def wrong_end(code: int, took: float, lines: Sequence[str]) -> str:
-    """What is wrong with how it ended."""
+    """Errors in the way it ended."""
     if code != 130 or took > ENDS_WITHIN:
         return f"code {code} after {took:.1f} s"
     if not lines or not lines[-1].startswith("interrupted"):
@@ -168,7 +168,7 @@ def wrong_end(code: int, took: float, lines: Sequence[str]) -> str:
 
 
 def wrong_files(desk: Desk, stage: str) -> str:
-    """What is left that should not be."""
+    """Files that should not be left."""
     left = [*desk.path.rglob("*.partial"), *desk.path.glob("run/lock")]
     if left or (desk.path / "out").exists():
         return f"left {[str(path) for path in left] or 'out'}"
@@ -179,7 +179,7 @@ def wrong_files(desk: Desk, stage: str) -> str:
 
 
 def wrong_advice(desk: Desk, case: Case, said: str) -> str:
-    """Whether what the last line says is so, and what it says to do works."""
+    """Errors in the claims of the last line, and in following its advice."""
     if said.endswith((AGAIN, NOT_WRITTEN)):
         if (desk.path / "run").exists():
             return "the run has begun"
@@ -197,7 +197,7 @@ def wrong_advice(desk: Desk, case: Case, said: str) -> str:
 
 
 def times(desk: Desk, words: Sequence[str], cache: str, lines: Sequence[str]) -> list[float]:
-    """How long a command takes to each of these lines, from the one before."""
+    """Seconds of a command to each of these lines, from the one before."""
     process, found = desk.start(words, cache), list[float]()
     for line in lines:
         began = time.monotonic()

@@ -43,7 +43,7 @@ Change = Callable[[Step], Step]
 
 
 def distances(builder: OptimizerBuilder, seed: int, change: Change) -> NDArray[np.float64]:
-    """From the optimum, before the first generation and after each, in units of the first."""
+    """Distances from the optimum, initially and after each generation, in units of the first."""
     space = FullRankSpace({NAME: (DIMENSIONS,)})
     optimizer = builder(run_seed=seed, num_generations=GENERATIONS, space=space)
     centre = Centre({NAME: torch.ones(DIMENSIONS)}, space, num_threads=1)
@@ -59,7 +59,7 @@ def distances(builder: OptimizerBuilder, seed: int, change: Change) -> NDArray[n
 
 
 def summed() -> Change:
-    """Plain es's steps, alpha · g, made into v <- m v + alpha · g."""
+    """Turn the steps of plain es, alpha · g, into v <- m v + alpha · g."""
     steps = deque[Step](maxlen=REMEMBERED)
 
     def change(step: Step) -> Step:

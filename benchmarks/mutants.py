@@ -51,7 +51,7 @@ _CACHED: Any = type(functools.cache(len))
 
 
 class Reached:
-    """Which tests reach which lines of some files, and the seconds of each test.
+    """The lines of some files that each test reaches, and each test's seconds.
 
     What a fixture reaches that several tests share counts for all of them.
     """
@@ -71,7 +71,7 @@ class Reached:
     def chosen(
         self, path: str, items: Sequence[pytest.Item], tests: tuple[str, ...]
     ) -> list[pytest.Item]:
-        """Those of these names, as many as there is time for.
+        """The tests of these names, as many as there is time for.
 
         Those of the module's own file come first, and then the quickest.
         """
@@ -121,7 +121,7 @@ class Session:
         self.counts = Counter[str]()
 
     def pytest_sessionstart(self) -> None:
-        """Before pytest imports them, which would rewrite their assertions."""
+        """Act before pytest imports the tests, which would rewrite their assertions."""
         for path in self._lines:
             importlib.import_module(dotted(path))
 
@@ -211,7 +211,7 @@ def dotted(path: str) -> str:
 
 
 def forked(work: Callable[[], Any], seconds: float = 3600.0) -> Any:  # noqa: ANN401
-    """What the work returns in a fork of this process; None if it dies or takes too long."""
+    """Run work in a fork of this process; None if it dies or takes too long."""
     readable, writable = os.pipe()
     if (child := os.fork()) == 0:
         os.setpgid(0, 0)

@@ -1,4 +1,4 @@
-"""What mutants of a module there are: one operator, number or condition of it is another.
+"""The mutants of a module, each with one changed operator, number or condition.
 
 Left out, because they are no formulas: texts, errors, annotations and decorators. Also the defaults
 of options, which `tests/test_docs_site.py` compares with the tables of the pages (those of `sft`
@@ -22,7 +22,7 @@ _OTHER: Mapping[type[ast.AST], type[ast.AST]] = {
 }
 _OTHER_NAMES = {"min": "max", "max": "min", "any": "all", "all": "any", "ceil": "floor"}
 _TESTED = ast.Compare | ast.BoolOp | ast.UnaryOp
-"""Conditions with mutants of their own."""
+"""Conditions that have mutants."""
 _SKIPPED = ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom | ast.Assert
 _SKIPPED_FIELDS = ("annotation", "returns", "decorator_list")
 _SKIPPED_CALLS = ("say", "print", "say_once", "done_saying", "parts", "chz.field", "TypeVar")

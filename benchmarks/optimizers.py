@@ -52,7 +52,7 @@ from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 GENOMES, GENERATIONS, LAST = 64, 60, 10
 REPEATS = 5
 MOST_SECONDS = 40.0
-"""After which an optimizer is not driven on."""
+"""Time after which an optimizer is stopped."""
 
 
 OWN_SPACES: Mapping[str, SearchSpaceBuilder] = {
@@ -62,7 +62,7 @@ OWN_SPACES: Mapping[str, SearchSpaceBuilder] = {
 
 
 def space_of(name: str) -> SearchSpaceBuilder:
-    """Where an optimizer works."""
+    """The search space of an optimizer."""
     return OWN_SPACES.get(name, LowRank())
 
 
@@ -135,7 +135,7 @@ def grown_by(name: str) -> int:
 
 
 def rows_of(name: str, es_centre: Centre, es_step: Step, generation_seconds: float) -> list[Row]:
-    """One optimizer's."""
+    """Rows of one optimizer."""
     driven = drive(name)
     centre = centre_of(BUNDLED_MODEL, OWN_SPACES[name]) if name in OWN_SPACES else es_centre
     last = driven.seconds[-LAST:]

@@ -61,13 +61,13 @@ CORRECT = "test/env/all/correct"
 
 
 def length_of(*which: int) -> int:
-    """Tokens of one answer; the same whoever gives it."""
+    """Tokens of one answer; the same on every engine."""
     u = random.Random(derive_seed(0, "length", *which)).random()
     return min(LONGEST, round(MEDIAN * (2 * (1 - u)) ** (-1 / SHAPE)))
 
 
 class Tailed(Env):
-    """A prompt whose answer has a length of its own."""
+    """A prompt with a fixed length of answer."""
 
     def __init__(self, prompt_T: Sequence[int], length: int) -> None:
         self._observation = Observation(tuple(prompt_T), max_tokens=length, is_last=True)
@@ -101,11 +101,11 @@ class TailedDataset(RLDataset):
         self._prompts_P = prompts_P
 
     def get_batch(self, generation: int) -> Sequence[EnvGroupBuilder]:
-        """All of them, with lengths of this generation."""
+        """All prompts, with this generation's lengths."""
         return [TailedBuilder(prompt, generation, p) for p, prompt in enumerate(self._prompts_P)]
 
     def __len__(self) -> int:
-        """How many prompts."""
+        """Number of prompts."""
         return len(self._prompts_P)
 
     async def validate(self, context_length: int) -> None:
@@ -146,7 +146,7 @@ def run_once(model: Path, log_path: Path, staleness: int) -> tuple[float, float]
 
 
 def busy_share(profile: Path) -> float:
-    """The share of the time after the first generations in which engines were not idle."""
+    """The share of time, after the first generations, in which engines were busy."""
     events = json.loads(profile.read_text())["traceEvents"]
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     spans = defaultdict[str, list[tuple[str, float, float]]](list)

@@ -60,7 +60,7 @@ TRIES = 20
 
 
 class Parser(NamedTuple):
-    """What reads a text, which errors it documents, and the longest text that it is given."""
+    """A parser, its documented errors, and the longest text that it is given."""
 
     read: Callable[[str], object]
     refuses: tuple[type[Exception], ...] = ()
@@ -85,7 +85,7 @@ def _reply(text: str) -> float:
 
 
 def _math(text: str) -> list[str]:
-    """What math-verify would be given: it runs in a process of its own, with a deadline."""
+    """Read the input of math-verify, which itself runs in a separate process with a deadline."""
     return Math().golds_and_answers(text, {"answer": "1"})[1]
 
 
@@ -138,7 +138,7 @@ PARSERS: Mapping[str, Parser] = {
     ),
     "code row": Parser(_code_rows, (DataError,), 10_000),
 }
-"""Everything that reads text which nobody has checked."""
+"""All parsers of unchecked text."""
 
 _PIECES = st.sampled_from(
     [

@@ -6,8 +6,8 @@ The two objectives want different things where the question does not settle the 
 the likeliest answer every time, pass@4 wants four different ones. So the bundled model guesses an
 operator that somebody has hidden, one token, from a Countdown question and the begun thought
 "<think>27". The question says nothing about it; only that + is hidden four times out of ten, -
-three times, * twice and / once can be learned. Whoever always says + has pass@1 = pass@4 = 0.4;
-whoever says all four equally often has pass@1 = 0.25 and pass@4 = 0.68; the most is 0.73.
+three times, * twice and / once can be learned. Always saying + has pass@1 = pass@4 = 0.4;
+saying all four equally often has pass@1 = 0.25 and pass@4 = 0.68; the most is 0.73.
 
 What is perturbed are norms and biases: one token hardly answers to noise that is as small as those
 that a whole answer must survive, and the larger noise that it needs costs weights too much.
@@ -70,7 +70,7 @@ class HiddenOperatorEnv(ProblemEnv):
 
 @chz.chz
 class HiddenOperatorDatasetBuilder(RLDatasetBuilder):
-    """Operators that nobody can know."""
+    """Hidden operators, which cannot be known."""
 
     problems_per_generation: int = chz.field(default=32, doc="problems in a batch")
     num_train: int = chz.field(default=4000, doc="training problems")

@@ -16,7 +16,7 @@ SIGMA = 0.005
 
 
 def _plain_product(layer: nn.Module, remove_weight: bool) -> None:
-    """In place of what packs a layer's weight."""
+    """Replaces the function that packs a layer's weight."""
     del remove_weight
     vars(layer)["cpu_linear"] = nn.functional.linear  # `__setattr__` is for modules
 
@@ -25,7 +25,7 @@ utils.dispatch_cpu_unquantized_gemm = _plain_product
 
 
 class NoisyWorker:
-    """What a vLLM worker can do beside its own, given as `worker_extension_cls`."""
+    """Methods added to a vLLM worker, as `worker_extension_cls`."""
 
     def add_noise(self, seed: int, scale: float) -> None:
         """Add scale · standard-normal numbers of a seed to every parameter."""

@@ -54,7 +54,7 @@ class Problem:
         n: dimensions.
         generations: budget, in generations of POPULATION evaluations.
         sigma: sigma of the perturbations; its initial value where the algorithm adapts it.
-        learning_rate: in our units.
+        learning_rate: learning rate in our units.
     """
 
     f: Callable[[Points], Values]

@@ -137,7 +137,7 @@ def caps_of(flags: frozenset[str]) -> dict[str, Cap]:
 
 
 def in_capped_process(cap: Cap, function: Callable[..., _T], *arguments: object) -> _T:
-    """What a function returns in a process of its own, which imports everything under a cap."""
+    """Run a function in a separate process, which imports everything under a cap."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in cap.environment.items():
             patch.setenv(name, value)
@@ -146,7 +146,7 @@ def in_capped_process(cap: Cap, function: Callable[..., _T], *arguments: object)
 
 
 def _fresh_process() -> ProcessPoolExecutor:
-    """One that ends with an error here, and not with waiting, if it aborts."""
+    """A process whose abort is an error here, not an endless wait."""
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 
@@ -246,7 +246,7 @@ def _ratio_rows(
 def _share_rows(
     name: str, floors: Mapping[str, Sequence[float]], auto: Sequence[float]
 ) -> list[Row]:
-    """What share of `auto`'s time the floor is, by every kernel; the fastest has a goal."""
+    """The floor's share of `auto`'s time, by kernel; the fastest has a goal."""
     fastest = _fastest(floors)
     return [
         row(
@@ -273,7 +273,7 @@ def peak_bytes(file: str, dtype: Literal["auto", "bfloat16"]) -> int:
 
 
 def memory_rows(file: str, name: str, cap: Cap) -> list[Row]:
-    """Peak memory of `auto` beside that of bfloat16 products, each in a process of its own."""
+    """Peak memory of `auto` beside that of bfloat16 products, each in a separate process."""
     auto, narrow = (in_capped_process(cap, peak_bytes, file, dtype) for dtype in (AUTO, "bfloat16"))
     return [
         row(f"{name}: peak memory, auto", [auto / 2**20], "MiB"),

@@ -51,7 +51,7 @@ class Rollouts:
 
 
 async def bytes_a_genome(rollouts: Rollouts, pool: RayPool) -> tuple[float, float]:
-    """Sent in one generation, questions apart, and the questions."""
+    """Bytes sent per genome and generation, excluding questions; and of the questions."""
     before = pool.stats()
     await rollouts.run()
     await pool.apply(STEP)

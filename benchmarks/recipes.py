@@ -28,12 +28,12 @@ from es_cookbook.runs.tracking.jsonl import finite, read_metrics
 SEEDS = (0, 1, 2)
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests/runs/tracking/data"
-"""Where recorded runs are kept."""
+"""The directory of recorded runs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is run, and what is wanted of it.
+    """A run, and its goals.
 
     Attributes:
         metric: metric that should rise.
@@ -78,7 +78,7 @@ JOBS: Mapping[str, Job] = {
     "chat_conciseness": chat("conciseness"),
     "chat_extraction": chat("extraction"),
 }
-"""By the recipe's name, and perhaps a task's behind it; Countdown has `main_job`."""
+"""Jobs by recipe, and task if any; Countdown has `main_job`."""
 
 
 def words(name: str) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ _READ = re.compile(
 )
 """Keys of metrics that findings read."""
 FALLS = {"loses_to_random"}
-"""Metrics that are to fall."""
+"""Metrics that should fall."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +168,7 @@ def rows_of(job_name: str, seed: int) -> list[Row]:
 
 
 def constant(text: str, row: Mapping[str, object]) -> float:
-    """A reward of which nothing can be learned."""
+    """A reward from which nothing can be learned."""
     del text, row
     return 0.5
 

@@ -403,7 +403,7 @@ class Contest:
         self.answer(self.genomes, list(range(self.case.genomes)))
 
     def one_genome(self) -> None:
-        """Those of the first genome."""
+        """The requests of the first genome."""
         self.answer(self.genomes[:1], [0])
 
     def answer_as_centre(self, prompts: list[tuple[int, ...]]) -> None:
@@ -411,7 +411,7 @@ class Contest:
         self.loop.run_until_complete(sample(self.engine, ["centre"], prompts, self.case.tokens))
 
     def one_by_one(self) -> None:
-        """Those of some genomes, each alone."""
+        """The requests of some genomes, each genome alone."""
         for genome in self.genomes[:GENOMES_ONE_BY_ONE]:
             self.answer([genome], [0])
 
@@ -509,7 +509,7 @@ def rows_of(contest: Contest) -> list[Row]:
 
 
 def rows_of_hybrid(contest: Contest) -> list[Row]:
-    """Against `generate` alone: whatever the model keeps is its own affair."""
+    """Measure against `generate` alone, regardless of what the model caches."""
     functions = {"generate": contest.generate, "population": contest.population}
     times = measured(functions, contest.case.repeats)
     to_generate = ratios(times["generate"].processor, times["population"].processor)

@@ -112,12 +112,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._skipped + time.process_time()
 
     def skip(self, seconds: float) -> None:
-        """They are over."""
+        """Skip seconds of waiting."""
         self._skipped += seconds
 
 
 class _Impatient(selectors.SelectSelector):
-    """Looks at once."""
+    """Polls without waiting."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class ServingEngine(FakeEngine):
 
     Attributes:
         busy: seconds in which it did.
-        blocks: that it had.
+        blocks: number of its blocks.
     """
 
     def __init__(self, number: int, speed: float, service: Service) -> None:
@@ -205,11 +205,11 @@ class ServingEngine(FakeEngine):
 
     @property
     def label(self) -> str:
-        """Its own: engines are told apart by it."""
+        """A unique label: engines are told apart by it."""
         return f"engine {self.number}"
 
     async def load(self, genomes_G: Sequence[Genome]) -> None:
-        """Begins a block."""
+        """Begin a block."""
         await asyncio.sleep(0)
         self._asked, self._size = 0, len(genomes_G)
         self._began = asyncio.get_running_loop().time()
@@ -217,7 +217,7 @@ class ServingEngine(FakeEngine):
         self.blocks += 1
 
     async def sample(self, request: SampleRequest) -> Action:
-        """When it is due, and a few milliseconds for the message."""
+        """Answer when due, plus a few milliseconds for the message."""
         loop = asyncio.get_running_loop()
         problem, genome = divmod(self._asked, self._size)
         due = self._began + self.service.answered(self._size, problem, genome) / self.speed
@@ -292,7 +292,7 @@ async def at_scale() -> tuple[list[float], float]:
 
 @dataclasses.dataclass
 class Busy:
-    """What became of one generation: shares of the time, and blocks of an engine.
+    """Utilisation in one generation: shares of the time, and blocks of an engine.
 
     Attributes:
         engines: share of their time in which engines work.

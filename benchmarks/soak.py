@@ -47,18 +47,18 @@ from es_cookbook.runs.tracking.live import LiveTracker
 from tests.tiny_run import TinyConfig, write_tiny_model
 
 SNAPSHOT_EVERY = 1_500
-"""So that a resumed run of 20,000 has 500 steps to take after the last one."""
+"""Chosen so that a resumed run of 20,000 has 500 steps left after the last snapshot."""
 SAMPLE_EVERY = 250
 RUN_GENERATIONS = 3
 RESUMED = 3
-"""Times that a run is gone on with, and another begun."""
+"""Number of times that a run is resumed, and another begun."""
 MEGABYTE = 2**20
 _T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
-    """What a process holds at one moment; `at` counts generations, or runs."""
+    """A process's resources at one moment; `at` counts generations, or runs."""
 
     at: int
     memory: int
@@ -91,7 +91,7 @@ _first_recorded: list[tuple[float, float]] = []
 
 
 class _Nowhere(io.StringIO):
-    """Keeps nothing of what is written."""
+    """Discards everything that is written."""
 
     @override
     def write(self, text: str, /) -> int:
@@ -169,7 +169,7 @@ def start(directory: Path, name: str, generations: int, how: Mapping[str, int]) 
 
 
 def runs_in_a_row(directory: Path, runs: int) -> list[Sample]:
-    """So many short runs in this process, each with an engine of its own."""
+    """So many short runs in this process, each with a separate engine."""
     samples: list[Sample] = []
     for i in range(1, runs + 1):
         config = TinyConfig(
@@ -187,7 +187,7 @@ def runs_in_a_row(directory: Path, runs: int) -> list[Sample]:
 def alone(directory: Path, function: Callable[..., _T], *arguments: object) -> tuple[_T, float]:
     """Its result, and its seconds, in a fresh process with a temporary directory of its own.
 
-    What it prints is thrown away.
+    Its output is discarded.
     """
     temporary = directory / "temporary"
     temporary.mkdir(exist_ok=True)
@@ -217,7 +217,7 @@ def grown(samples: Sequence[Sample], what: str) -> float:
 
 
 def growth_rows(name: str, samples: Sequence[Sample]) -> list[Row]:
-    """What a process that should be flat grew by."""
+    """The growth of a process that should not grow."""
 
     def grew(what: str, words: str, at_most: float) -> Row:
         return row(f"{name}: {words} grown by", [grown(samples, what)], "", at_most=at_most)
@@ -245,7 +245,7 @@ def slower(samples: Sequence[Sample]) -> float:
 
 
 def long_run_rows(directory: Path, generations: int) -> list[Row]:
-    """The long run, what it held, and what it left."""
+    """The long run, its resources, and what it left behind."""
     how = {
         "eval_every": max(1, generations // 10),
         "snapshot_every": min(SNAPSHOT_EVERY, generations // 4),

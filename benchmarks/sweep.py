@@ -40,10 +40,10 @@ OPTIONS = (
 
 @dataclasses.dataclass
 class Seen:
-    """What was seen of the workers while runs were left.
+    """Observations of the workers while runs were left.
 
     Attributes:
-        began: by process id, when it was seen first.
+        began: process id -> time at which it was first seen.
         looks: time, and how many workers were alive.
         accounts: by time, nanoseconds that all threads so far have computed, and waited to.
     """
@@ -54,7 +54,7 @@ class Seen:
 
 
 def watch(log_path: Path) -> tuple[Seen, float]:
-    """Sweep, and look on; returns what was seen, and the seconds."""
+    """Sweep while observing; returns the observations, and the seconds."""
     command = [sys.executable, "-m", "es_cookbook", "sweep", *OPTIONS, f"log_path={log_path}"]
     seen = Seen({}, [], [])
     threads: dict[str, tuple[int, int]] = {}

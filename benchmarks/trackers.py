@@ -44,7 +44,7 @@ ALL = "all of them"
 
 
 class Timed(Tracker):
-    """Another tracker, and the time that it takes."""
+    """Wraps a tracker and times it."""
 
     def __init__(self, name: str, inner: Tracker) -> None:
         self._inner = inner
@@ -54,7 +54,7 @@ class Timed(Tracker):
     def log_rollouts(
         self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
     ) -> None:
-        """The first that a generation asks of a tracker."""
+        """Begin the time of a generation: this is a tracker's first call in it."""
         began = time.perf_counter()
         self._inner.log_rollouts(generation, groups_P, decode)
         self._spent.append(time.perf_counter() - began)
@@ -81,7 +81,7 @@ class AllTimed(TrackerBuilder):
     """All trackers, timed."""
 
     def __call__(self, run: RunInfo) -> Tracker:
-        """Open them."""
+        """Open all trackers."""
         screen = Console(file=io.StringIO(), width=100, force_terminal=True)
         made = {
             "metrics.jsonl and rollouts.jsonl": JsonlTrackerBuilder()(run),

@@ -142,7 +142,7 @@ def choosing(product: Callable[[], object]) -> list[Row]:
 
 
 async def scored(model: Path, product: Callable[[], object]) -> list[Row]:
-    """By an engine of its own."""
+    """Score with a separate engine."""
     builder = TorchEngineBuilder(device="cpu", dtype="float32", num_lanes=1)
     engine = await builder(model_name=str(model), search_space=LowRank())
     try:

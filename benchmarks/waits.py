@@ -45,9 +45,9 @@ from es_cookbook.rl.types import (
 
 PROBLEMS, TURNS, WRITTEN, TOLD = 16, 4, 16, 16
 SHORTEST, LONGEST, TAIL = 0.1, 10.0, 0.63
-"""Seconds and tail of the sleeps; the median of tail log 2 / log 3 is three times the shortest."""
+"""Sleeps in seconds, and their tail: at log 2 / log 3 the median is three times the shortest."""
 ENOUGH = 8
-"""Rollouts are enough while one in so many waits for the engine."""
+"""Rollouts suffice while one in this many waits for the engine."""
 
 
 class Log:
@@ -59,7 +59,7 @@ class Log:
         self._times = [(time.perf_counter(), time.process_time(), 0, 0)]
 
     def change(self, requests: int, tokens: int = 0) -> None:
-        """So many requests more, or less, are in the engine, and so many more tokens sampled."""
+        """Record a change in the engine's requests, and newly sampled tokens."""
         self.num_requests += requests
         self.num_tokens += tokens
         now = time.perf_counter(), time.process_time()
@@ -92,7 +92,7 @@ class ToolEnv(Env):
         return Observation(self._prompt_T)
 
     async def act(self, observation: Observation) -> Action:
-        """As sampled; logged."""
+        """Sample an action, and log it."""
         self._log.change(requests=1)
         action = await self.policy.sample(observation)
         self._log.change(requests=-1, tokens=len(action.tokens_T))
@@ -118,7 +118,7 @@ class ToolProblem(EnvGroupBuilder):
     slow: bool
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
-        """Envs, each with sleeps of its own."""
+        """Envs, each with different sleeps."""
         rng = random.Random(derive_seed(0, "sleeps of tools", self.number))
         sleeps = [
             [min(SHORTEST * rng.random() ** (-1 / TAIL), LONGEST) for _ in range(TURNS - 1)]
