@@ -1,4 +1,4 @@
-"""Linear weights that are no `nn.Linear`'s: transposed ones, and experts in a tensor of three axes.
+"""Linear weights outside `nn.Linear`: transposed ones, and experts in a tensor of three axes.
 
 Most linear weights of a Hugging Face model are those of its `nn.Linear` layers, (out, in). Two
 other kinds are linear weights as well:

@@ -52,7 +52,7 @@ _SINGLE_AND_INDEX = (
 )
 _WEIGHT_FILES = tuple(name for names in _SINGLE_AND_INDEX for name in names)
 SMALL = (".json", ".jinja", ".txt", ".model", ".tiktoken")
-"""Endings of files that are no weights and no code."""
+"""Endings of files that are neither weights nor code."""
 _WEIGHTS = (".safetensors", ".bin")
 _Index: TypeAlias = dict[str, dict[str, str]]
 TOKENIZER_SETTINGS = (
@@ -72,10 +72,10 @@ _RECIPES = Registered("recipes")
 
 
 class Format(ABC):
-    """One format, which is asked for every name that is no model directory itself.
+    """One format, which is asked for every name that is not a model directory.
 
     Attributes:
-        accepted: what it accepts, as errors list it: "a GGUF file".
+        accepted: accepted names, as errors list them: "a GGUF file".
     """
 
     accepted: ClassVar[str]
@@ -193,7 +193,7 @@ def _refuse_adapter(directory: Path) -> None:
 
 
 def find_file(model_name: str, file_name: str) -> Path | None:
-    """A file of a directory or Hub name that is no weights; None if it has none.
+    """A file, not of weights, of a directory or Hub name; None if it has none.
 
     Raises:
         ModelError: As `model_directory`.
@@ -337,7 +337,7 @@ def cached_model(what: str, digest: str, make: Callable[[Path], None]) -> Path:
     """The model directory of this digest, from the cache or made now.
 
     Args:
-        what: what it is made of, in words.
+        what: source of the model, in words.
         digest: digest of all that it follows from.
         make: fills an empty directory with it.
 
@@ -431,7 +431,7 @@ def digest_of(path: Path) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a small file of the cache, of which another process reads all or the old content."""
+    """Write a small file of the cache atomically."""
     beside = path.with_suffix(f".{os.getpid()}")
     try:
         beside.write_text(text)

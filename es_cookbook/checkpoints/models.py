@@ -1,4 +1,4 @@
-"""Hugging Face causal LMs and their tokenizers: read, written, told apart; a sentence a mistake."""
+"""Hugging Face causal LMs and their tokenizers: reading, writing, and errors in one sentence."""
 
 import contextlib
 from collections.abc import Callable, Collection, Generator, Mapping
@@ -228,7 +228,7 @@ def base_parameters(
     Args:
         model_name: directory or Hub name.
         architecture: the model without its weights.
-        names: that will be asked for, as `parameter_infos` has them.
+        names: names that will be read, as in `parameter_infos`.
         dtype: "auto" for the checkpoint's own, or a dtype's name.
 
     Returns:

@@ -125,7 +125,7 @@ def read_adapter(path: Path, weights: Mapping[str, tuple[int, int]]) -> StoredAd
 
 
 def _checked_config(config: object) -> dict[str, Any]:
-    """Refuse what PEFT does not write, in half a sentence."""
+    """Refuse fields that PEFT does not write, with half a sentence."""
     if not isinstance(config, dict):
         raise ValueError(f"{_CONFIG} must be an object, found {config!r:.60}")
     found = cast("dict[str, Any]", config)

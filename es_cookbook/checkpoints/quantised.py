@@ -1,4 +1,4 @@
-"""Checkpoints whose linear weights are quantised: what loads, moves and writes them needs to know.
+"""Checkpoints whose linear weights are quantised, for code that loads, moves and writes them.
 
 A quantised weight is made of other tensors, its parameters: codes, scales, zero points. Models have
 the weight that they stand for, always derived, and search spaces may move the parameters, each
@@ -50,7 +50,7 @@ class QuantisedWeight(ABC):
 
     @abstractmethod
     def parameters(self) -> Mapping[str, torch.Tensor]:
-        """Kind -> tensor of what search spaces may move, each with two axes."""
+        """Kind -> tensor that search spaces may move, with two axes."""
 
     @abstractmethod
     def dequantised(self) -> torch.Tensor:
@@ -146,7 +146,7 @@ def parameter_name(layer: str, kind: str) -> str:
 
 
 def is_quantised(model_name: str) -> bool:
-    """Whether a model's config says that its weights are quantised, by whatever method."""
+    """Whether a model's config says that its weights are quantised, by any method."""
     return _settings(model_name) is not None
 
 

@@ -215,7 +215,7 @@ def typed_options(words: Sequence[str], config: object) -> dict[str, str]:
 def split_options(
     given: Mapping[str, str], config: object
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Split options into those of a config and all others, which are for `changed`.
+    """Split options into those of a config and others, for `changed`.
 
     If a field is a string, as `second: str`, then `second.seed` is not an option of this config.
     """

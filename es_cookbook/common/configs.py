@@ -91,8 +91,8 @@ def load_config(
 
     Args:
         path: path of the file.
-        config_class: what it must hold.
-        trust: as of `config_from_json`.
+        config_class: class of the config.
+        trust: as in `config_from_json`.
         typed: options that the user gave in place of what the file has, and those that are not
             used: they may reach anything.
         text: contents of the file, if it has been read.
@@ -138,7 +138,7 @@ def trust_of(text: str) -> frozenset[str]:
     What is read with it may reach anything, so it is this config, or only compared with it.
 
     Args:
-        text: from `config_to_json`, not from a file.
+        text: result of `config_to_json`, not of a file.
     """
     return frozenset(_trust_of(_parsed(text)))
 

@@ -73,10 +73,10 @@ class Option:
     Attributes:
         path: its name, with dots.
         doc: its line of documentation.
-        value: what a user would type for its current value; None if it must be given.
+        value: its current value, as a user would type it; None if it must be given.
         part: the chz class that it holds now, whose fields are options too.
         type: as the field declares it.
-        names: what a user may type for a part -> "module:Class".
+        names: names that users may type for a part -> "module:Class".
         optional: the name that stands for the part if only fields of it are given, for a part that
             is None by default; None for all others.
     """
@@ -215,7 +215,7 @@ def _is_called(arm: object) -> bool:
 
 
 def arms(declared: object) -> Iterator[object]:
-    """The types of which values may be there: members of unions, and items of containers."""
+    """The types of accepted values: members of unions, and items of containers."""
     if (typing.get_origin(declared) or declared) in _CONTAINERS:
         for inner in typing.get_args(declared) or (object,):
             yield from arms(inner)

@@ -230,7 +230,7 @@ def _finite(number: str) -> float:
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Refuse a key that stands twice, of which Python keeps the last one."""
+    """Refuse a duplicate key, for which Python keeps the last value."""
     found = dict(pairs)
     if len(found) < len(pairs):
         ((key, _),) = Counter(key for key, _ in pairs).most_common(1)

@@ -29,7 +29,7 @@ class Names(chz.factories.standard):
 
     Args:
         accepted: name -> "module:Class".
-        default: which of the names is meant when none is given, or None for none.
+        default: name that is used when none is given, or None for none.
         settings: name -> fields in which that choice differs from its class's own defaults; they
             hold on the command line and for `build_default` alike. `settings_of` may have more.
         functions: whether a function, "my_module:name" or "path/to/script.py:name", is a value too.

@@ -38,7 +38,7 @@ class Part:
 
     Attributes:
         group: its kind, without the prefix `es_cookbook.`.
-        name: what a user types.
+        name: name that users type.
         value: "module:Class".
         distribution: whose it is, as its metadata calls it.
         version: version of the distribution.

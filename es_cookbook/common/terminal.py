@@ -258,7 +258,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def show_bytes(number: float) -> str:
-    """A size in the largest unit of which there is at least one: 1.5 KiB."""
+    """A size in the largest unit that fits: 1.5 KiB."""
     for unit in ("B", "KiB", "MiB"):
         if number < 1024:
             return f"{number:.{0 if unit == 'B' else 1}f} {unit}"

@@ -85,7 +85,7 @@ def resolve(text: str, trust: Collection[str] = ()) -> Callable[..., object]:
     The module that was run is trusted too: its code runs already.
 
     Args:
-        text: from anywhere.
+        text: text from anywhere.
         trust: names of packages or modules; a package stands for all of its modules.
 
     Raises:
@@ -352,10 +352,10 @@ def check_reached(
     """Refuse a config that reaches what the user has not named.
 
     Args:
-        config: from a file.
+        config: config from a file.
         trust: words of the user; an address allows everything below it.
         typed: options that the user gave, which may reach anything.
-        where: what the config is called.
+        where: name of the config.
 
     Raises:
         ConfigError: Names the first field that reaches something, and all words that are missing.

@@ -60,7 +60,7 @@ class SampleRequest:
     """One action to sample.
 
     Attributes:
-        target: what answers.
+        target: the target that answers.
         observation: prompt tokens and stop conditions.
         params: sampling parameters.
         seed: 63-bit sampling seed; the result is a function of it, not of what else is in the
@@ -91,7 +91,7 @@ class LogprobsRequest:
     """A continuation to score.
 
     Attributes:
-        target: what scores.
+        target: the target that scores.
         prompt_T: at least one token.
         continuation_T: tokens whose log-probabilities are asked, at least one.
     """
@@ -164,7 +164,7 @@ class EngineTraits:
     """Properties of an engine that are constant for its life.
 
     Attributes:
-        capacity: how many genomes can be resident at once; of a pool, on each of its engines.
+        capacity: number of genomes that can be resident at once; in a pool, on each engine.
         context_length: most tokens of prompt and action together.
         base_dtype: dtype of the base weights, from which the centre starts, e.g. "bfloat16".
         max_terms: most terms of a genome; None if there is no limit.
@@ -182,9 +182,9 @@ class Engine(Host):
     """Holds the model and hosts genomes.
 
     Attributes:
-        traits: what is constant for the engine's life; set when it is built.
+        traits: constants of the engine; set when it is built.
         tokenizer: the model's own.
-        space: what genomes perturb.
+        space: parameters that genomes perturb.
         spans: records what the engine does besides answering; callers may set another.
     """
 
@@ -294,7 +294,7 @@ class EngineBuilder(ABC):
 
         Args:
             model_name: a Hugging Face model directory or Hub name.
-            search_space: which parameters genomes perturb, and how noise maps to them.
+            search_space: the parameters that genomes perturb, and how noise maps to them.
 
         Raises:
             ModelError: The model cannot be loaded or the search space does not fit it.
@@ -357,7 +357,7 @@ def check_logprobs(
     vocabulary_size: int,
     never: Collection[int] = (),
 ) -> None:
-    """Check a request's prompt and continuation, in which there is no token that never comes.
+    """Check a request's prompt and continuation, which must not contain unused tokens.
 
     Raises:
         RequestError: One of them is empty, both together exceed the context, no such token.

@@ -34,8 +34,8 @@ class Slots(NamedTuple):
         name: the weight's Hugging Face name.
         a: (slots, rank, columns), any strides: what multiplies the input.
         b: (slots, rows, rank), any strides: what gives the output, scale included.
-        rows: which of the weight's rows `b` has.
-        columns: which of its columns `a` has.
+        rows: the weight's rows that `b` has.
+        columns: its columns that `a` has.
     """
 
     name: str
@@ -67,9 +67,9 @@ class GenomeFactors:
 
     Args:
         genomes_G: a block of the population.
-        space: what they perturb, by low-rank terms or by an adapter.
-        device: where their factors are made: the CPU, or one that `noise_device` returns.
-        centre: where adapters start.
+        space: their search space, of low-rank terms or of an adapter.
+        device: device that makes their factors: the CPU, or one that `noise_device` returns.
+        centre: start of adapters.
         places_G: adapters' places in the slots; 0, 1, ... if not given, as for low-rank genomes.
 
     Attributes:
@@ -118,7 +118,7 @@ class GenomeFactors:
         place_of_seed = {seed: place for place, seed in enumerate(seeds)}
 
         def own(genome: Genome, t: int) -> Term:
-            """A genome with fewer terms, or no part in the weight, has nothing of the first."""
+            """Term t; the first seed with coefficient 0 if the genome has none for this weight."""
             found = shares.of(name, genome.terms[t : t + 1])
             return found[0] if found else Term(seeds[0], 0.0)
 

@@ -90,10 +90,10 @@ class Centre:
         base: the base model's parameters by name, at least the selected ones; kept by reference and
             never written, here or elsewhere. They are on the CPU or on
             `device`, where they are sent one at a time when they are needed.
-        num_threads: that move it on the CPU; `num_cores()` if None. Bits do not depend on it.
-        parts: which part of each selected parameter the base has, for a tensor-parallel rank; all
+        num_threads: threads that move it on the CPU, `num_cores()` if None. Does not change bits.
+        parts: the base's part of each selected parameter, for a tensor-parallel rank; all
             of all of them if None.
-        device: where it is kept and moves: the CPU, or one that `noise_device` returns.
+        device: device that holds and moves it: the CPU, or one that `noise_device` returns.
 
     Attributes:
         weights: name -> float32 tensor, the selected parameters only; the same tensors for the
@@ -157,7 +157,7 @@ class Centre:
         """Set the centre to the base moved by these steps, from anywhere. Returns the fingerprint.
 
         Args:
-            steps: in order.
+            steps: steps in order.
             start: a centre to move in place of the base: whole parameters by name. The base is
                 still what decay goes towards.
         """

@@ -44,7 +44,7 @@ of their mean reward relative to the main problems'."""
 
 @chz.chz
 class Fitness(ABC):
-    """How rewards become fitness."""
+    """A mapping from rewards to fitness."""
 
     has_unit_variance: ClassVar[bool] = False
     """Holds in every generation with a signal; an `auto` learning rate is for such fitness."""
@@ -54,8 +54,8 @@ class Fitness(ABC):
         """Fitness of each genome: finite, or NaN for a genome that lost all its rollouts.
 
         Args:
-            rewards_P_G: on the main problems.
-            added: on others.
+            rewards_P_G: rewards on the main problems.
+            added: rewards on others.
 
         Raises:
             EnvError: An infinite reward.

@@ -111,7 +111,7 @@ class Genome:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rule(ABC):
-    """How terms become an update. Fields are ints, floats, tuples of them, or `Offsets`."""
+    """Computes an update from terms. Fields are ints, floats, tuples of them, or `Offsets`."""
 
     @abstractmethod
     def group_sizes(self, num_terms: int) -> Sequence[int]:
@@ -226,7 +226,7 @@ class MuonRule(Rule):
     Keller Jordan's Muon (https://kellerjordan.github.io/posts/muon/): a Newton-Schulz iteration
     brings the singular values of G = Σ c ε to about 1 and keeps its singular vectors. The result is
     scaled to the RMS of the matrix's own plain sum, so learning rates keep their meaning, whatever
-    the rank of the noise, the factors on σ and the blocks. To parameters that are no matrices the
+    the rank of the noise, the factors on σ and the blocks. To parameters other than matrices the
     plain sum is added.
 
     Attributes:

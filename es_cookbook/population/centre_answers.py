@@ -63,7 +63,7 @@ class Answer:
     """One answer of the centre.
 
     Attributes:
-        text: what was said.
+        text: text of the answer.
         prompt_tokens: length of its prompt.
         num_tokens: its own length.
         ending: "stop" by itself, "length" at `sampling.max_tokens`, "clock" for lack of time.
@@ -108,7 +108,7 @@ class CentreAnswers:
     Attributes:
         answers_P: one for each rollout in which it said something.
         num_tokens: expected length of the answers of a rollout.
-        look: what they show.
+        look: their statistics.
         prompts: the first prompt of each rollout.
         scale: nats that a rollout loses, over the mean that `answers_P` lose.
     """

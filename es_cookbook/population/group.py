@@ -56,9 +56,9 @@ class ResidentBlock:
     """A block of the population that one host has together.
 
     Attributes:
-        range_G: which genomes of the population.
-        targets_G: how requests name them.
-        host: where they are; None before they are loaded and once the host is given back.
+        range_G: indices of the genomes in the population.
+        targets_G: targets that name them in requests.
+        host: their host; None before they are loaded and once it is given back.
         has_own_centre: engines may meanwhile have another centre than that of these genomes.
     """
 
@@ -179,11 +179,11 @@ class RolloutGroup:
     Args:
         builder: the problem.
         engine: answers where an Env asks the centre or the base.
-        sampling: how policies sample, unless their Env asks otherwise.
+        sampling: sampling parameters of policies, unless their Env has others.
         num_genomes: number of genomes of the population.
-        seeds_K: for each attempt, the sampling seed of its n-th call; the same for every genome.
+        seeds_K: sampling seed of each attempt's n-th call; the same for every genome.
         watch: stops what has control for too long.
-        ended: is told of each attempt that has.
+        ended: called with each attempt that has ended.
     """
 
     def __init__(

@@ -86,8 +86,8 @@ def share_interval(
 
     Args:
         values_P: shares of a problem's attempts, in [0, 1].
-        weights_P: what each counts in the mean, above 0; all alike if None.
-        attempts: that there were in all; n is no more.
+        weights_P: weight of each in the mean, above 0; all alike if None.
+        attempts: number of attempts in all; n is at most this.
 
     >>> low, high = share_interval(np.zeros(20))
     >>> low, round(high, 3)
@@ -188,9 +188,9 @@ class Estimate:
     """A mean over problems, and where it lies with a confidence of 95 %.
 
     Attributes:
-        problems: how many it is over.
+        problems: number of problems in the mean.
         is_share: whether every attempt had 0 or 1.
-        answers: how many attempts it is over: those that reported the metric.
+        answers: number of attempts in the mean: those that reported the metric.
     """
 
     value: float
@@ -231,8 +231,8 @@ class Results:
         names_P: name of each problem.
         tags_P: tags of each.
         outcomes: rewards and metrics, of one genome.
-        lost_P: for each problem, the reasons of lost attempts.
-        answers_P: for each attempt, the answer that the task read; None without one.
+        lost_P: reasons of each problem's lost attempts.
+        answers_P: answer that the task read, for each attempt; None without one.
     """
 
     names_P: Sequence[str]

@@ -65,7 +65,7 @@ _logger = logging.getLogger(__name__)
 
 
 _LEAST_SECONDS, _LEAST_SHARE = 2.0, 0.05
-"""Before which the time left is not estimated."""
+"""Least elapsed time and share done for an estimate of the time left."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -121,7 +121,7 @@ class Underway:
     """Work in progress of a run.
 
     Attributes:
-        rollouts: that began last; None before the first.
+        rollouts: rollouts that began last; None before the first.
     """
 
     rollouts: Rollouts | None = None
@@ -150,8 +150,8 @@ class PopulationSampler:
 
     Attributes:
         engine: one, or a pool of them; this sampler decides which genomes are resident.
-        sampling: how every policy samples, unless its Env asks otherwise.
-        sampling_at: how genomes of a generation sample, where that changes over a run.
+        sampling: sampling parameters of every policy, unless its Env has others.
+        sampling_at: those of a generation's genomes, if they change over a run.
         attempts: K, rollouts of one genome at one problem.
         rollout_timeout: seconds for which one rollout's Env may have control, and a group be made,
             scored or closed.
@@ -161,9 +161,9 @@ class PopulationSampler:
         run_seed: the run's seed, from which sampling seeds are derived.
         log: takes a text with the traceback of a lost rollout, and returns in which file it is,
             or None where it cannot be kept; None for no log.
-        seconds: where the last call's time went.
-        spans: takes when engines load and sample, and when Envs have control.
-        underway: takes what rollouts in progress have brought.
+        seconds: breakdown of the last call's time.
+        spans: receives the times at which engines load and sample, and Envs have control.
+        underway: receives the progress of rollouts.
     """
 
     engine: Engine = dataclasses.field(kw_only=False)
@@ -194,7 +194,7 @@ class PopulationSampler:
         """Every genome's K attempts at every problem; one group a problem.
 
         Args:
-            generation: from which sampling seeds are derived.
+            generation: generation from which sampling seeds are derived.
             env_group_builders_P: the problems.
             genomes_G: the population.
             overlap: how the generation shares engines with the next; None: not at all.

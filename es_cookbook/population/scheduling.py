@@ -70,7 +70,7 @@ class BlockScheduler:
 
         Args:
             label: the engine's.
-            num_engines: that there are, this one and busy ones too.
+            num_engines: number of engines, this one and busy ones included.
             capacity: most genomes of a block.
         """
         share = self._share(label, num_engines)

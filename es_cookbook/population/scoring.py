@@ -61,7 +61,7 @@ class Scored:
         batch_groups_P: rollouts of each of the batch's problems, by the genomes that attempted it,
             or the centre.
         groups_P: all rollouts, the regularisers' too; no genome's that only scored answers.
-        metrics: `reward/...` over the mean rewards of the batch's problems. Where the objective is
+        metrics: `reward/...` over the mean rewards of the batch's problems. If the objective is
             another, or the surrogate, `objective/mean` and `objective/std_genomes` over its scores,
             and what the objective reports itself;
             `genomes/reliability`, how much of the genomes' differences is not luck; `env/...` of
@@ -81,8 +81,8 @@ class Scoring:
     """Turns the rollouts of a run into scores and fitness.
 
     Attributes:
-        objective: from attempts to scores.
-        fitness: from scores to fitness.
+        objective: maps attempts to scores.
+        fitness: maps scores to fitness.
         regularisers: weight and problems of each, as `loaded` returns them.
         num_pairs: pairs of genomes that the batch is dealt out to; 0: all attempt all of it.
         solved_T: mean share solved in each recorded generation that has results, in order.

@@ -79,7 +79,7 @@ class FoundSigma:
         sigma: standard deviation of the perturbations.
         losses: σ -> nats, for all that were tried.
         seconds: time of the search.
-        shortened: what was left out to keep to the time; empty if nothing.
+        shortened: omissions to keep to the time; empty if none.
     """
 
     sigma: float
@@ -106,7 +106,7 @@ async def find_sigma(
 
     Args:
         sampler: samples as the run does, one attempt each; genomes' seeds follow from its own.
-        batch_P: problems, of which the first few are asked.
+        batch_P: problems; the first few are used.
         answers: the centre's answers to the first few problems, if they are known.
 
     Raises:
@@ -132,7 +132,7 @@ class _Search:
 
     Attributes:
         losses: σ -> nats.
-        shortened: what was left out to keep to the time.
+        shortened: omissions to keep to the time.
     """
 
     def __init__(self, sampler: PopulationSampler, answers: CentreAnswers, end_at: float) -> None:

@@ -88,7 +88,7 @@ class ProblemEnv(ProvableEnv):
         return self.grade(text)
 
     async def initial_observation(self) -> Observation:
-        """The question, of which nothing need be kept once it is answered."""
+        """The question; nothing of it need be kept once it is answered."""
         return dataclasses.replace(self.observation, is_last=True)
 
     async def step(self, action: Action) -> StepResult:
@@ -106,11 +106,11 @@ class ProblemGroupBuilder(EnvGroupBuilder):
     Attributes:
         make_env: makes one fresh Env, of one turn or of many; a `functools.partial` of an
             importable class, so that the builder pickles.
-        name: what error messages call the problem, for example "train.jsonl, line 3".
+        name: name of the problem in error messages, for example "train.jsonl, line 3".
         gold: an answer that must earn the Env's full reward, where one is known; for a
             `MessageEnv` of several turns a text for each.
         problem_tags: names under which the problem's metrics are reported, in addition to `all`.
-        contents: digests of what the problem is, whatever its prompt.
+        contents: digests of the problem's content, apart from its prompt.
         opened: the tag of a thought that the prompt has opened (`opened_thought`).
     """
 
@@ -226,7 +226,7 @@ def with_gold(
 
     Args:
         asked: any problem.
-        use: what the gold answer is needed for; follows "which" in the sentence.
+        use: use of the gold answer; follows "which" in the sentence.
 
     Raises:
         DataError: It has none; names the problem.

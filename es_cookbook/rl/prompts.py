@@ -43,12 +43,12 @@ def render_prompt(
 
     Args:
         tokenizer: the model's own.
-        question: what the user asks; None: the chat ends with the last message of `before`.
+        question: the user's message; None: the chat ends with the last message of `before`.
         chat: use the template.
         system: message before the question; empty for none.
         prefill: text behind all that, with which the answer begins.
         before: messages of the chat before the question.
-        tools: that the template is to show.
+        tools: tools that the template shows.
 
     Raises:
         ModelError: The template cannot render the chat; says why.

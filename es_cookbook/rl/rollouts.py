@@ -348,15 +348,15 @@ def _trajectories(groups_P: Sequence[TrajectoryGroup]) -> Iterable[Trajectory | 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Example:
-    """One sequence.
+    """One training sequence.
 
     Attributes:
-        tokens_T: as they were seen and sampled.
-        learned_T: which of them have a loss; the first never has one, whatever is said here.
-        weight: how much likelier they should become; below 0, less likely.
+        tokens_T: tokens as they were seen and sampled.
+        learned_T: whether each has a loss; ignored for the first, which never has one.
+        weight: weight of their log-likelihood; below 0 they become less likely.
         sampled_T: log-probabilities with which those that have a loss were sampled, 0 elsewhere;
             () where they do not matter.
-        count: how many alike it stands for.
+        count: number of equal examples that it stands for.
         is_read: whether what has a loss was given to the model to read, and not sampled.
     """
 

@@ -200,7 +200,7 @@ class AnswersProblem(EnvGroupBuilder):
     """Answers to one problem that have a weight; its metrics are those of the problem.
 
     Attributes:
-        answers: with weights; those of K have 1/K in them.
+        answers: answers with weights, which include 1/K for K answers.
         of_problem: the problem's tags.
     """
 

@@ -94,11 +94,11 @@ class Watch:
         turn_timeout: the same for one turn of its rollout; None for no other limit.
         warned: places that block the event loop and have been named; the watch adds to them.
         warn_after: seconds for which the loop is blocked before the warning.
-        spans: takes when at least one clock runs.
+        spans: receives the times at which at least one clock runs.
 
     Attributes:
         seconds: during which at least one clock ran.
-        clocks: those whose code has not ended.
+        clocks: clocks whose code has not ended.
         is_stopping: `stop` was called.
     """
 
@@ -196,7 +196,7 @@ class Clock:
 
     Attributes:
         watch: the one that checks it.
-        overdue_at: where the code was when it was cancelled.
+        overdue_at: place in the code at which it was cancelled.
         reason: why it was cancelled, in one line; None if it was not, or by others.
     """
 

@@ -175,7 +175,7 @@ class StepResult:
     Attributes:
         reward: finite; a rollout's reward is the sum over its steps.
         done: True ends the rollout; then `next_observation` is None.
-        next_observation: what the policy sees next.
+        next_observation: next input of the policy.
         metrics: numbers, averaged over rollouts and reported as `env/<tag>/<metric>`.
         logs: text shown with sampled rollouts; `ANSWER` is what was read as the answer.
         reading: the text whose mean log-probability is in the reward, for policy gradients.
@@ -206,9 +206,9 @@ class Policy(ABC):
         """Sample one action.
 
         Args:
-            observation: what is seen.
-            params: in place of the bound sampling parameters, for this call.
-            seed: in place of the one that this call has, which is the same for every genome.
+            observation: input of the policy.
+            params: sampling parameters for this call, in place of the bound ones.
+            seed: seed in place of this call's own, which is the same for every genome.
         """
 
     @abstractmethod
@@ -379,7 +379,7 @@ class TrajectoryGroup:
 
     Attributes:
         trajectories_G_K: `[g][k]` is attempt k of genome g.
-        group_rewards_G_K: what `compute_group_rewards` adds to each trajectory, or None for
+        group_rewards_G_K: the addition of `compute_group_rewards` to each trajectory, or None for
             nothing.
         tags: the builder's tags, for metrics.
     """

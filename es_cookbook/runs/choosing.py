@@ -163,7 +163,7 @@ class Sizes:
 
     Attributes:
         chosen: values of the options that were free, by path.
-        seconds: from now to the end of the run.
+        seconds: time from now to the end of the run.
         length: tokens of an answer, on average.
     """
 
@@ -179,7 +179,7 @@ def sized(config: Config, look: Look, counts: tuple[int, int], seconds: float) -
         config: config of the run.
         look: at the centre's answers, with a pace.
         counts: number of training problems, and of held-out ones.
-        seconds: for generations and evaluations.
+        seconds: time for generations and evaluations.
     """
     free = frozenset(path for path in config.size if has(config, path))
     chosen: dict[str, object] = {}

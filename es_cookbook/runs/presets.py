@@ -39,7 +39,7 @@ class Preset:
     """Options that a name stands for.
 
     Attributes:
-        options: as a user would type them.
+        options: options as a user would type them.
         source: the paper.
     """
 

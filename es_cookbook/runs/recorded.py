@@ -72,7 +72,7 @@ def open_run(
     Args:
         log_path: the directory.
         model_name: present place of the base model; that of the run if None.
-        trust: further packages of which its config.json may name classes and functions, and
+        trust: further packages whose classes and functions its config.json may name, and
             addresses that it may reach.
         typed: options that the user replaces.
         or_of_gradients: accept a run of gradients.

@@ -100,7 +100,7 @@ class Recorder:
     """Measures and records the generations of a run of any kind.
 
     Attributes:
-        tracker: takes metrics and rollouts.
+        tracker: receives metrics and rollouts.
         progress: rollouts and tokens so far.
         evaluate: measures the model on held-out problems: metrics `test/...`.
         spans: spans of the profile.

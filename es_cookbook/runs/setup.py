@@ -169,7 +169,7 @@ def begin_recording(
         stack: closes the trackers.
         forked: number of generations that come from another run.
         trained_on: digests of further problems that are trained on.
-        extra_P: held-out problems of which only the Envs' metrics are measured.
+        extra_P: held-out problems for which only the Envs' metrics are measured.
         trackers: further trackers, called after the run's own.
     """
     start = info.start_generation

@@ -1,4 +1,4 @@
-"""What is evaluated, on which problems, and how.
+"""Subjects of an evaluation, its problems, and the measurement.
 
 A run is only read and may be in progress. Two generations of one run share an engine.
 """

@@ -52,7 +52,7 @@ def compiled(
         signature: types of the arguments, in numba's words or as its types.
         version: version of what the loop uses from outside its module, whose changes numba would
             not see: it keeps machine code by the module's own time and the function's name.
-        fastmath: with these flags, for sums whose bits need not be the same everywhere.
+        fastmath: LLVM flags, for sums whose bits need not be the same everywhere.
     """
     how = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
 

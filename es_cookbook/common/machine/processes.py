@@ -46,10 +46,10 @@ def started(
 
     Args:
         command: the program and its arguments.
-        stdin: as of `subprocess.Popen`.
-        output: where standard output and error go; None for this process's standard error.
-        environment: its variables; None for those of this process.
-        descriptors: that it inherits.
+        stdin: as in `subprocess.Popen`.
+        output: destination of standard output and error; None for this process's standard error.
+        environment: its variables; None for this process's.
+        descriptors: file descriptors that it inherits.
         outlives: do not kill it when this process dies, because it ends by itself.
     """
     return subprocess.Popen(
@@ -77,7 +77,7 @@ class Process(asyncio.SubprocessProtocol):
 
     Args:
         hear: called with standard output; returns whether the process may continue.
-        hear_error: the same for standard error, the end of which is kept in any case.
+        hear_error: the same for standard error, whose end is kept in any case.
     """
 
     def __init__(

@@ -112,7 +112,7 @@ class EngineActor:
 
     @asynccontextmanager
     async def _alone(self) -> AsyncGenerator[None]:
-        """Inside, whatever the pool has given up before, a change or requests, is over."""
+        """Inside, all changes and requests that the pool has given up are over."""
         async with self._changing:
             if self._tasks:
                 await asyncio.wait(self._tasks.values())

@@ -1,4 +1,4 @@
-"""Ray, as much of it as a pool needs: a cluster, places in it for engines, a process in a place.
+"""The parts of Ray that a pool needs: a cluster, places in it for engines, a process in a place.
 
 `address="local"` starts a private Ray that only this machine can reach and that ends with the last
 pool of this process; `auto` and host:port join a cluster that is there, on which es_cookbook has to
@@ -50,7 +50,7 @@ class Cluster:
     """A Ray cluster that this process has joined, which it can do only once: pools share it.
 
     Args:
-        strategy: how engines are placed that are reserved together.
+        strategy: placement of engines that are reserved together.
         env: environment variables of their processes.
 
     Attributes:
@@ -225,7 +225,7 @@ class Actor:
             self._call(method, *arguments)
 
     async def close(self) -> None:
-        """Close the engine, then end the process, whether the engine likes it or not."""
+        """Close the engine, then end the process, even if closing fails."""
         try:
             with suppress(EngineError, TimeoutError):
                 await self.call("close", timeout=_SECONDS_TO_CLOSE)

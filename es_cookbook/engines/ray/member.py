@@ -226,13 +226,13 @@ class Ledger:
             `request_timeout` is for loading genomes and taking a step, too, `start_timeout` for
             saving.
         products: dtype of the products of the engine that was built first, once there is one.
-        steps: from the base to now, as bytes.
-        snapshot: path of a centre on their way, for engines that can read it.
-        fingerprints: that they give: after so many steps -> fingerprint, as far as it is known.
+        steps: steps from the base to now, as bytes.
+        snapshot: path of an earlier centre, for engines that can read it.
+        fingerprints: number of steps -> fingerprint after them, as far as it is known.
         counters: engines `restarted`, `requests` answered and `tokens` sampled; `sent_bytes`
             without Ray's own envelopes, and of these `question_bytes`: prompts, how to sample them,
             and seeds; of engines that count them, prompt tokens as in `TorchEngine.stats`.
-        spans: takes when each of them took a step.
+        spans: receives the times at which engines took a step.
     """
 
     builder: EngineBuilder
@@ -256,9 +256,9 @@ class Member:
     """One engine of a pool; `on_loss` is called once if it is lost.
 
     Attributes:
-        built: what is constant of its engine, `pid` of the process and `node`, the machine's name,
+        built: constants of its engine, `pid` of the process and `node`, the machine's name,
             once it has started.
-        mailbox: takes requests.
+        mailbox: receives requests.
         lost: why it is lost or closed, or None.
     """
 
@@ -322,7 +322,7 @@ class Member:
             await self._call("load", genomes)
 
     async def catch_up(self, until: int | None = None) -> int:
-        """Take the steps that the pool has and this engine has not. Returns the fingerprint.
+        """Take the pool's steps that this engine lacks. Returns the fingerprint.
 
         Args:
             until: be where the pool was after so many steps, also from beyond; None: all.
@@ -380,7 +380,7 @@ class Member:
 
     @asynccontextmanager
     async def _changing(self) -> AsyncGenerator[None]:
-        """Inside, the engine has no request, and no other change is made; it is lost if it fails.
+        """Inside, the engine has no request, and no other change is made; on failure it is lost.
 
         Raises:
             EngineLostError: It is lost.

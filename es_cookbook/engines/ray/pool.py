@@ -213,7 +213,7 @@ class RayPool(_AskingHost, Engine):
     It answers for the centre and the base itself, and for genomes on engines that it lends.
 
     Args:
-        ledger: how engines are made.
+        ledger: how to make engines.
 
     Attributes:
         members: engines that are there now, and where their processes are.
@@ -368,7 +368,7 @@ class RayPool(_AskingHost, Engine):
         return self._ledger.fingerprints[position]
 
     async def bring(self, member: Member, centre: int) -> None:
-        """Bring an engine that is lent to where the pool was after so many steps.
+        """Bring a lent engine to the pool's centre after so many steps.
 
         Raises:
             EngineLostError: It is lost.
@@ -439,7 +439,7 @@ class RayPool(_AskingHost, Engine):
         )
 
     async def _join(self, places: Sequence[Place]) -> None:
-        """Start engines, and let them in once they are where the others are."""
+        """Start engines, and admit them once they have the pool's centre."""
         members = [
             Member(number, place, self._ledger, self._lose)
             for number, place in enumerate(places, self._num_started)

@@ -66,7 +66,7 @@ class AttentionLayer:
     """How one layer attends.
 
     Attributes:
-        index: which layer, for the cache.
+        index: index of the layer, for the cache.
         scale: factor on scores.
         window: most positions seen, the token's own included; None for all before it.
         softcap: scores are squashed to ± this (Gemma 2); None for not.
@@ -217,8 +217,8 @@ class KernelRows:
     Args:
         sequences_T: sequence of each row; negative for rows of no request.
         positions_T: position of each row in its sequence.
-        table: where sequences lie.
-        cache: where keys and values go.
+        table: places of sequences.
+        cache: receives keys and values.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ def _attend(
     """Softmax of scaled, capped and masked scores, times values.
 
     Args:
-        layer: how.
+        layer: settings of the layer.
         q: (sequences, kv heads, heads a kv head, queries, d).
         k: (sequences, kv heads, length, d).
         v: (sequences, kv heads, length, d).
@@ -369,8 +369,8 @@ class PrefillRows:
     Args:
         rows: the first flat row of each prompt; how many it has; and the position of the first,
             before which all is in the cache, or of a prompt before it.
-        cache: where keys and values go.
-        table: where sequences lie, and `sequences`, that of each prompt.
+        cache: receives keys and values.
+        table: places of sequences, and `sequences`, that of each prompt.
     """
 
     def __init__(

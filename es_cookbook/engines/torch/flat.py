@@ -130,7 +130,7 @@ class FlatForward(Forward):
     def _prefill_batches(
         self, placed: Sequence[tuple[Work, int]]
     ) -> Iterator[list[tuple[Work, int]]]:
-        """Neighbours of which together at most `prefill_tokens` tokens are new, or one alone."""
+        """Neighbours with at most `prefill_tokens` new tokens together, or one alone."""
         batch: list[tuple[Work, int]] = []
         tokens = 0
         for work, slot in placed:

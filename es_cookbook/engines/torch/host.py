@@ -64,7 +64,7 @@ def load(
 
     Args:
         model_name: a directory or Hub name.
-        search_space: what genomes perturb.
+        search_space: parameters that genomes perturb.
         dtype: `engine.dtype`, of weights.
         products: `engine.products`.
         device_name: `engine.device`.
@@ -165,8 +165,8 @@ class TorchEngine(Engine):
 
     Args:
         weights: its base, its centre and its genomes, this engine's alone.
-        path: how batches of the model run.
-        plan: what lanes may take of memory.
+        path: path on which batches run.
+        plan: memory of the lanes.
         prefill_tokens: most prompt tokens of one forward pass.
     """
 

@@ -232,7 +232,7 @@ class Lane:
 
     Args:
         forward: runs the batches.
-        plan: what it may take of memory.
+        plan: its share of memory.
         texts: texts of finished requests.
         ends: tokens that end a request.
         deliver: called with finished requests and their results or errors.

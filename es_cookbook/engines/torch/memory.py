@@ -177,7 +177,7 @@ def _quick_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _with_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """Modules of their own, to leave whatever they like in, around the same weights."""
+    """A copy with separate modules, which may store anything, around the same weights."""
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, tensors)
 
@@ -212,8 +212,8 @@ def weight_bytes(
     """Memory of an engine's weights, with elements of `size` bytes.
 
     Args:
-        model: may be without its weights.
-        space: what genomes perturb of it.
+        model: a model, with or without its weights.
+        space: the parameters that genomes perturb.
         size: bytes per element.
         packed: bytes per element of packed copies of linear weights.
 
@@ -290,10 +290,10 @@ class CachePlan:
     Attributes:
         size: cache size of a request.
         num_lanes: number of lanes, which run batches.
-        lane_bytes: for each lane.
+        lane_bytes: bytes for each lane.
         max_rows: requests that one lane decodes together.
         context_length: most tokens of a request.
-        idle_bytes: for what requests have in common or left, beside those that run.
+        idle_bytes: bytes for tokens that requests share or left, beside running requests.
     """
 
     size: CacheSize
@@ -311,7 +311,7 @@ class CachePlan:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of a shared cache: those of requests, of which one of the whole context fits."""
+        """Blocks of a shared cache, with room for a request of the whole context."""
         running = self.num_lanes * self.lane_bytes // self.size.of(STEP)
         least = ROWS_PER_BLOCK * -(-self.context_length // STEP)
         return 1 + max(running, least) + self.num_idle_blocks

@@ -41,7 +41,7 @@ class Unfit(Exception):
 
 
 class OwnForward(Forward):
-    """A model's own forward, over whatever it keeps of the past."""
+    """A model's own forward, over its own cache of any kind."""
 
     joins = False
 

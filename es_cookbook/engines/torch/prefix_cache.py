@@ -34,10 +34,10 @@ class _Node:
 
     Attributes:
         who: they are of; their first position, `first`; and where they lie.
-        blocks: those in which they lie.
-        parent: what comes before; None for the root, which has no tokens.
+        blocks: blocks in which they lie.
+        parent: node before this one; None for the root, which has no tokens.
         owner: the lane that computes them, until they are there.
-        children: by first token, and by owner.
+        children: children by first token and owner.
         stays: when no request reads it.
         gone: it has left the tree.
     """
@@ -69,10 +69,10 @@ class Lease:
     """A request's part of the cache.
 
     Attributes:
-        first: how many of its tokens were known, or will be before the first of the others is run.
-        runs: where it lies, prompt and what is to be sampled.
-        blocks: all that it reads and writes.
-        node: the last one of its prompt; None if it shares nothing.
+        first: number of its tokens that are known, or will be before the others are run.
+        runs: runs in which it lies, with the tokens to be sampled.
+        blocks: all blocks that it reads and writes.
+        node: last node of its prompt; None if it shares nothing.
     """
 
     first: int
@@ -242,7 +242,7 @@ class PrefixCache:
             nodes += node.children.values()
 
     def _let_go(self) -> bool:
-        """Let a node leave of which no request reads some block, if there is one."""
+        """Evict a node with a block that no request reads, if there is one."""
         for node in self._stay:
             if not node.children and not all(self._readers[block] for block in node.blocks):
                 self._remove(node)

@@ -49,13 +49,13 @@ class ResidentWeights:
 
     Args:
         base: the model as loaded; kept, never written.
-        num_threads: that make genomes and move the centre, if the CPU does.
-        path: how batches of the model run.
+        num_threads: threads that make genomes and move the centre, if on the CPU.
+        path: path on which batches run.
 
     Attributes:
-        space: what genomes perturb of `base`.
+        space: parameters of `base` that genomes perturb.
         vocabulary_size: rows of the model's embedding.
-        memory_bytes: for resident genomes, of which there is room for one in any case.
+        memory_bytes: bytes for resident genomes; there is room for one in any case.
         centre: float32 parameters of the search space.
         model: the centre's weights as they sample (an adapter's centre: the base's), and tables.
     """
@@ -274,7 +274,7 @@ _REGISTER = 4
 """Numbers of a shortest vector register: what begins at a multiple of it is aligned."""
 
 Tables: TypeAlias = list[LowRankTable | None]
-"""One a linear group; None for a group that the space leaves out."""
+"""One per linear group; None for a group that the space leaves out."""
 
 
 class GenomeTables:

@@ -98,8 +98,8 @@ def right_path(
     """The first of `PATHS` on which the model answers as it does by itself, and what it keeps.
 
     Args:
-        model: in evaluation mode, on its device.
-        space: what genomes perturb.
+        model: model in evaluation mode, on its device.
+        space: parameters that genomes perturb.
         context_length: most tokens of prompt and action together.
         products: dtype of products on the CPU; None: that of the weights.
 

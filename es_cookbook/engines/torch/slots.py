@@ -1,4 +1,4 @@
-"""Requests in the slots of a lane: which sits where, how far it is, and what it says next.
+"""Requests in the slots of a lane: their places, their progress and their next tokens.
 
 All state is arrays over slots, so that a decode step touches Python only for requests that end.
 Slots come in blocks of `ROWS_PER_BLOCK` that belong to one genome (a row of the low-rank tables).
@@ -257,7 +257,7 @@ class Forward(ABC):
         self.num_prefilled = self.num_cached = 0
 
     def of_tokens(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits of which only tokens can be sampled, and have probability."""
+        """Logits in which only tokens have probability."""
         return logits if self._never is None else keep_tokens(logits, self._never)
 
     def fit(self, num_slots: int, slot_length: int) -> None:
@@ -317,7 +317,7 @@ class Forward(ABC):
         """Move these slots to the front, in this order."""
 
     def ended(self, table: SlotTable, slots: Sequence[int]) -> None:
-        """Requests in these slots run no more; a next turn may begin with what they have."""
+        """End requests in these slots; a next turn may begin with their tokens."""
         del table, slots
 
     @abstractmethod
@@ -352,7 +352,7 @@ def choose_tokens(
         temperature_B: 0 is greedy.
         top_p_B: nucleus mass in (0, 1].
         uniform_B: float64 in [0, 1).
-        rows_B: which row each token is sampled from.
+        rows_B: row that each token is sampled from.
 
     Returns:
         Token ids (B,), int64.

@@ -85,9 +85,9 @@ class VLLMEngine(Engine):
 
     Args:
         llm: started, with `GenomeWorker` as its workers' extension.
-        output: what its processes print; closed with the engine.
+        output: output of its processes; closed with the engine.
         model: the Hugging Face model that runs there, without its weights.
-        space: what genomes perturb of it.
+        space: its parameters that genomes perturb.
         num_slots: LoRA slots, more than its capacity; 0 for dense genomes.
     """
 

@@ -41,7 +41,7 @@ class Placement:
     """The place of a rank's part of one Hugging Face parameter.
 
     Attributes:
-        part: which part of the parameter the rank has.
+        part: the rank's part of the parameter.
         parameter: vLLM's own, two axes (one column for a vector), transposed where vLLM has it the
             other way round; a view, to be written in place.
         rows: rows of `parameter`, in the order of the part's rows.
@@ -61,7 +61,7 @@ class Placement:
         """Write the part, cast to the parameter's dtype, in place: graphs hold pointers.
 
         Args:
-            values: as many elements, C order.
+            values: the elements, in C order.
         """
         values = values.to(self.parameter.device, self.parameter.dtype)
         values = values.view(self.part.rows[1] - self.part.rows[0], -1)
@@ -85,7 +85,7 @@ def find_placements(
         model: vLLM's, loaded, not quantised, its linear weights not repacked.
         infos: the Hugging Face model's parameters, tied ones once.
         wanted: names of those that are looked for.
-        as_stored: what a checkpoint has in place of a parameter; the loader knows checkpoints.
+        as_stored: checkpoint's form of a parameter; the loader knows checkpoints.
 
     Returns:
         What this rank has of them, by name, in the order of `infos`.
@@ -188,11 +188,11 @@ class _Probe:
 
     Attributes:
         parameters: the model's, with two axes each; they share its memory.
-        rows_here: for each, rows that the loader fills.
-        columns_here: for each, columns that it fills.
-        not_a_grid: those in which it fills anything but all these rows and columns, or not in the
+        rows_here: rows of each that the loader fills.
+        columns_here: columns of each that it fills.
+        not_a_grid: parameters in which it does not fill all these rows and columns, or not in the
             same order all along.
-        not_computed_with: those that the model has made something else of.
+        not_computed_with: parameters that the model has converted to something else.
     """
 
     def __init__(

@@ -150,7 +150,7 @@ def check_fits(
 
     Args:
         shards: a GPU's shards, or those of the one rank of a machine without GPUs.
-        space: what genomes perturb.
+        space: parameters that genomes perturb.
         slots: arguments for their LoRA slots, as `slots_for` returns them.
         size: bytes per weight element; 0 if weights are quantised.
         cache: bytes of the KV cache, if known; else 0.

@@ -167,7 +167,7 @@ class GenomeWorker:
 
 
 def _sample_tokens_alone(model: Any, never: torch.Tensor) -> None:  # noqa: ANN401
-    """Have a model, from now on, make logits of which only tokens are sampled.
+    """Make a model compute logits from which only tokens are sampled.
 
     All that vLLM samples or scores comes from its `compute_logits`, outside of graphs.
     """
@@ -200,7 +200,7 @@ class _RankGenomes:
     """The genomes of one rank.
 
     Args:
-        dtype: that weights are rounded to; the model may hold them in float32.
+        dtype: dtype that weights are rounded to; the model may hold them in float32.
 
     Attributes:
         centre: centre of the parts that the rank has.

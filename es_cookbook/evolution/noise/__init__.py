@@ -117,7 +117,7 @@ def noise_range(
         start: first element, in C order.
         stop: one past the last.
         kind: distribution of the elements.
-        out: where to write, contiguous float32 with `stop - start` elements; a new array when None.
+        out: output, contiguous float32 with `stop - start` elements; a new array when None.
 
     Returns:
         `out`, or a new array.
@@ -316,7 +316,7 @@ RUN = 2**12
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Partitions:
-    """Random divisions of the parameters into groups, of which a seed has one.
+    """Random divisions of the parameters into groups; a seed belongs to one group.
 
     Attributes:
         number: number of groups.

@@ -314,7 +314,7 @@ class Job:
         part: part of that parameter that it holds; for low-rank terms, that of one term.
         scaled: whether low-rank noise is multiplied by the term's scale.
         centre: dense noise is added to this, (rows, columns) in float32, any strides.
-        factor: on centre and noise together.
+        factor: factor on centre and noise together.
         kind: first index of the entries' seeds.
     """
 
@@ -368,7 +368,7 @@ def entries_of(
 
 
 def fill(jobs: Sequence[Job], entries: _Entries, noise: NoiseKind = "gaussian") -> None:
-    """Write all entries of all jobs; all that is not theirs stays as it is.
+    """Write all entries of all jobs; everything else stays as it is.
 
     One launch, if all tensors have one dtype.
 

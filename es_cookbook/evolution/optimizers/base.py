@@ -180,7 +180,7 @@ class OptimizerBuilder(ABC):
         Args:
             run_seed: every genome's seeds derive from it.
             num_generations: the length of the run, which schedules need.
-            space: what its genomes perturb.
+            space: search space of its genomes.
 
         Raises:
             ConfigError: Fields that cannot work in a run of this length or in this space.

@@ -135,7 +135,7 @@ class ClipUp(WindowedES):
 
     @override
     def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:
-        """The velocity, of which `kept` is what each gradient has in it."""
+        """The velocity; `kept` holds each gradient's weight in it."""
         squares = [mean_square(gradient) for gradient in gradients]
         newest = math.sqrt(squares[-1])
         push = number(self.learning_rate) * factor / newest if newest else 0.0

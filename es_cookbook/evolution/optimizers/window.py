@@ -32,7 +32,7 @@ Gradient = tuple[Term, ...]
 
 @chz.chz
 class WindowedES(ES):
-    """ES of which the step is a function of the last generations' gradients."""
+    """ES whose step is a function of the last generations' gradients."""
 
     window: int = chz.field(
         default=10, doc="generations that are remembered; each costs its noise again in every step"

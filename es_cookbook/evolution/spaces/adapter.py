@@ -153,7 +153,7 @@ class _AdapterSpace(FullRankSpace):
     """The factors of some linear weights, A before B, perturbed by dense noise.
 
     Attributes:
-        start: what was trained before; None for a new adapter, which starts as `init` says.
+        start: adapter trained before; None for a new adapter, which starts as `init` says.
     """
 
     adapter: AdapterFactors = dataclasses.field(kw_only=True)

@@ -109,7 +109,7 @@ class Shares:
 
     Attributes:
         factors: name -> factor on the coefficient; 1 for names that are not in it.
-        num_partitions: groups of a generation's random partition, of which a term changes one.
+        num_partitions: groups of a generation's random partition; a term changes one of them.
         units: name -> place in `sizes` of what is in the same group of every partition; names that
             are not in it are divided themselves (`Partitions`).
         sizes: elements of each unit.
@@ -276,7 +276,7 @@ class SearchSpace(ABC):
             name: one of `shapes`.
             weight: contiguous float32 on the CPU, of that shape, or a part of it.
             terms: added in this order; many at once are cheaper than one by one.
-            part: which part of the parameter the weight is; all of it if None.
+            part: the weight's part of the parameter; all of it if None.
         """
 
     @abstractmethod

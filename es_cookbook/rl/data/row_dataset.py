@@ -1,4 +1,4 @@
-"""A problem a row: loading, holding rows out, batches and checks, whatever a row asks.
+"""Data sets with one problem per row: loading, holding rows out, batches and checks.
 
 A row is held out by what it is, never by how it is asked. Its key, all of its fields or those that
 `split_by` names, is hashed to a place in [0, 1); a share of the places is held out, in the order of
@@ -45,7 +45,7 @@ _NUM_TEST = 200
 
 @chz.chz
 class RowDatasetBuilder(RLDatasetBuilder):
-    """A problem a row, for training and, disjoint from it, for the held-out test.
+    """One problem per row, for training and, disjoint from it, for the held-out test.
 
     Rows of equal keys are in one of the splits, and a training row that asks what a held-out one
     asks, word for word, is left out.

@@ -96,8 +96,8 @@ class SkippedRows:
     """Counts rows that do not fit, and names the first of them in one sentence.
 
     Args:
-        source: where the rows come from.
-        on_bad_row: what to do with a row that cannot become a problem.
+        source: source of the rows.
+        on_bad_row: action for a row that cannot become a problem.
     """
 
     def __init__(self, source: str, on_bad_row: OnBadRow) -> None:
@@ -196,7 +196,7 @@ class Chat:
 
     Attributes:
         answer: a field for the assistant's answer to it, if there is one, as many sets have it.
-        tools: that the model may call, if the row has a field of that name.
+        tools: tools that the model may call, if the row has a field of that name.
     """
 
     messages: Sequence[Message]

@@ -116,7 +116,7 @@ def load_rows(source: str, *, option: str = "source", split: str = "train") -> I
     Args:
         source: as the module's docstring has it.
         option: the user's name for the source.
-        split: which one of a set that has several, where the source does not say.
+        split: split of a set that has several, if the source names none.
 
     Raises:
         DataError: The source cannot be found or read, or a line is not a JSON object.

@@ -90,7 +90,7 @@ class Ran:
     Attributes:
         ended: "exit" by itself, or killed: at the "deadline", or because of too much "output".
         exit_code: as a shell reports it, 128 + n after signal n; None if it was killed.
-        stdout: what it wrote, as UTF-8, no longer than the limit.
+        stdout: its output, as UTF-8, no longer than the limit.
         stderr: the same.
         seconds: by the clock, from before the start to after the end.
     """
@@ -110,7 +110,7 @@ async def run_code(code: str, stdin: str = "", limits: Limits | None = None) -> 
 
     Args:
         code: the text of a module, run as the main program.
-        stdin: what it can read.
+        stdin: its standard input.
         limits: `Limits()` if None.
 
     Raises:

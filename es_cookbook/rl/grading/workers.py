@@ -55,7 +55,7 @@ async def in_worker(function: Callable[[*_Ts], _T], *args: *_Ts, timeout: float)
     Args:
         function: can be imported by its name; a script that defines it needs the usual
             `if __name__ == "__main__"`.
-        args: what can be pickled, as the result must be.
+        args: arguments that can be pickled, as the result must be.
         timeout: seconds for the call.
 
     Raises:

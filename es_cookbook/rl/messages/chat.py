@@ -123,9 +123,9 @@ class Renderer:
     """Renders chats for one tokenizer and a set of tools.
 
     Args:
-        tokenizer: with a chat template.
-        tools: that the model may call.
-        tools_in: where it is told of them. Not in the template: results are user messages.
+        tokenizer: tokenizer with a chat template.
+        tools: tools that the model may call.
+        tools_in: place of their schemas. Outside the template, results are user messages.
 
     Attributes:
         itself: stands for it where it need not live on.
@@ -374,9 +374,9 @@ class Chat:
     """Shared by the chats of a data set: options, tools, and how messages become tokens.
 
     Args:
-        tokenizer: with a chat template.
-        options: how a chat goes.
-        tools: that the model may call.
+        tokenizer: tokenizer with a chat template.
+        options: options of the chat.
+        tools: tools that the model may call.
 
     Raises:
         ModelError: The tokenizer's chat template cannot be used so.
@@ -447,8 +447,8 @@ class TokenStream:
     """The tokens of one rollout, which only grow.
 
     Attributes:
-        tokens_T: all up to now.
-        num_turns: that the model has taken.
+        tokens_T: all tokens up to now.
+        num_turns: number of turns that the model has taken.
     """
 
     chat: Chat

@@ -107,9 +107,9 @@ class Message:
     Attributes:
         role: one of `ROLES`.
         content: its text.
-        tool_calls: what an assistant's message calls.
+        tool_calls: calls of an assistant's message.
         name: name of the tool whose result this is.
-        reasoning: what an assistant's message thinks, apart from its text, as some templates want.
+        reasoning: thoughts of an assistant's message, apart from its text, as some templates want.
 
     Raises:
         EnvError: The role is unknown.
@@ -153,8 +153,8 @@ class Parsed:
 
     Attributes:
         content: the text without the calls that were read, stripped.
-        calls: those that were read, in order.
-        problems: for each that could not be, a sentence for the model.
+        calls: calls that were read, in order.
+        problems: a sentence for the model about each call that could not be read.
     """
 
     content: str

@@ -51,7 +51,7 @@ class Reply:
     Attributes:
         reward: finite; a rollout's reward is the sum over its turns.
         done: True ends the rollout; then there are no messages.
-        messages: what the model sees before its next turn.
+        messages: messages that the model sees before its next turn.
         metrics: numbers, averaged over the turns that report them.
         logs: text shown with sampled rollouts.
     """
@@ -67,7 +67,7 @@ class MessageEnv(ProvableEnv):
     """One attempt at a problem, as a chat.
 
     Attributes:
-        chat: how it goes; the same for all Envs of a data set.
+        chat: options of the chat; the same for all Envs of a data set.
         counts: reported as metrics at the end of the rollout.
     """
 
@@ -185,7 +185,7 @@ class Script(Policy):
     The tokenizer's end-of-sequence token, if any, follows each text.
 
     Args:
-        texts: in order; a single one is that of the first turn.
+        texts: answers in order; a single text is that of the first turn.
         tokenizer: turns them into tokens.
         context_length: context length of the engine that it stands in for.
         closes_thoughts: close the thought that a prompt has opened before each text.

@@ -81,7 +81,7 @@ class JsonObject:
 
     Args:
         found: the object.
-        where: what it is called; nothing, where it is the whole.
+        where: its name in errors; empty for the whole.
 
     Raises:
         FieldError: It is not an object.
@@ -157,7 +157,7 @@ class JsonObject:
         return left
 
     def idle(self, *names: str) -> None:
-        """Accept fields that change nothing, whatever they hold."""
+        """Accept fields that change nothing, with any value."""
         for name in names:
             self._left.pop(name, None)
 
@@ -186,8 +186,8 @@ class Said:
 
     Attributes:
         message: without calls.
-        calls: by id.
-        answers: the id of the call of which this is the result; empty where that is not said.
+        calls: calls by id.
+        answers: the id of the call whose result this is; empty if not given.
         where: the field with that id.
     """
 
@@ -218,7 +218,7 @@ def read_messages(
 
     Args:
         found: the list.
-        where: what it is called.
+        where: its name in errors.
         also: fields of messages that the caller reads.
 
     Raises:

@@ -57,7 +57,7 @@ class ChatTemplate:
     """A tokenizer's chat template.
 
     Args:
-        tokenizer: with a chat template.
+        tokenizer: tokenizer with a chat template.
         schemas: schemas of tools, passed to the template.
         calls_are_text: write calls and results of tools as text in any case.
     """
@@ -351,7 +351,7 @@ _SUBSETS = [*chain.from_iterable(combinations(_CHANGES, n) for n in range(len(_C
 
 
 def gap_in(messages: Sequence[Message], text: str) -> tuple[int, str] | None:
-    """The first message of which something is not in a text, and what is missing.
+    """The first message with a part that is not in a text, and that part.
 
     Differences in blanks do not count, nor does the way JSON writes it.
     Of the assistant's messages only what is said has to be there, and of thoughts beside it only

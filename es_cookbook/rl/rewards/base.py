@@ -95,7 +95,7 @@ async def graded(reward: RewardFunction, text: str, row: Fields, where: str) -> 
         reward: a function, `async` or not, or a `Reward`; a function is called on the event loop.
         text: the model's whole answer.
         row: the problem's row.
-        where: what sentences call the row, for example "train.jsonl, line 3".
+        where: name of the row in sentences, for example "train.jsonl, line 3".
 
     Raises:
         EnvError: It raised, or returned something else than a finite number, alone or with finite

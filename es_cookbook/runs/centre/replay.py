@@ -169,7 +169,7 @@ def open_replay(
     """Prepare to rebuild the centre after `generation` generations, all of them if None.
 
     `model_name` is the present place of the base model; that of the run if None. `trust` are
-    further packages of which the run's Config may name classes and functions.
+    further packages whose classes and functions the run's Config may name.
 
     Raises:
         RunDirectoryError: There is no run directory.

@@ -26,8 +26,8 @@ class ExportForm(ABC):
 
         Args:
             centre: writes itself as a model directory or an adapter, to be kept or converted.
-            directory: to be filled.
-            final: where the directory is when it is finished.
+            directory: directory to be filled.
+            final: path of the directory once it is finished.
 
         Raises:
             ModelError: A model that this form cannot hold.

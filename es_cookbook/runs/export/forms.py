@@ -46,7 +46,7 @@ class Written:
     """Description of an export.
 
     Attributes:
-        kind: in words.
+        kind: kind of the export, in words.
         library: the Hub's name of the library that loads it.
         relation: the Hub's name of its relation to the base.
         loading: code that loads it.

@@ -27,7 +27,7 @@ _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class BaseFiles:
-    """The base's files, and which tensor of which file a parameter is.
+    """The base's files, and the tensor of a file that each parameter is.
 
     `dtype` is that of weights that are quantised or change.
 

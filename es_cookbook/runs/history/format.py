@@ -71,7 +71,7 @@ class Record:
 
     Attributes:
         generation: 0, 1, 2, …; the step that led from this generation's centre to the next one's.
-        step: what moved the centre.
+        step: step that moved the centre.
         fitness_G: finite, or NaN for a genome that was lost.
         fingerprint: 64-bit, of the centre after the step.
         scores_P_G: finite or NaN, "rewards" in the file; None unless the optimizer needs them again

@@ -145,7 +145,7 @@ def _read(path: Path) -> Iterator[tuple[Header | Record, int]]:
 
 
 def _advice(path: Path, whole: int) -> str:
-    """Advice for a history of which only the first `whole` generations can be read."""
+    """Advice for a history whose first `whole` generations alone can be read."""
     if not whole:
         return "restore the file from a copy"
     run = path.parent

@@ -68,7 +68,7 @@ class Tracker:
     def log_rollouts(
         self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
     ) -> None:
-        """Receive the rollouts of a generation, of which a tracker may keep some."""
+        """Receive the rollouts of a generation; a tracker may keep some of them."""
 
     def metrics(self) -> Mapping[str, float]:
         """The tracker's own metrics, logged with every generation."""
@@ -172,7 +172,7 @@ class SampledRollout:
         genome: index in the population.
         attempt: index of the genome's attempt at the problem.
         tags: tags of the problem.
-        reward: with the group reward; NaN for a lost rollout.
+        reward: its reward, group reward included; NaN for a lost rollout.
         logs: logs of the group reward.
     """
 

@@ -218,7 +218,7 @@ def elapsed(seconds: float, rows: Sequence[Mapping[str, float]], since: float) -
     """The wall time of a process that trained, and the part of it spent in generations.
 
     Args:
-        seconds: all of them: start, loading, evaluations and generations.
+        seconds: total time: start, loading, evaluations and generations.
         rows: rows of `metrics.jsonl`.
         since: start of the process, as `time/unix` in rows; earlier rows are another process's.
     """

@@ -61,7 +61,7 @@ class RunFiles:
     """Readable contents of a run directory.
 
     Attributes:
-        path: as it was given.
+        path: path as it was given.
         config: the Config as plain values by dotted path, for example `optimizer.sigma`. The class
             of a part is at the path of the part (`optimizer`). An `auto` is replaced by the value
             that the run found. Empty if the Config cannot be read.

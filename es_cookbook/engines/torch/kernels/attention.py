@@ -395,7 +395,7 @@ def attend(
         linear: queries, keys and values side by side, and what is done to them first.
         cache: written.
         where: what a token sees is there, or of a token before it; tokens of no request get zeros.
-        looks: how.
+        looks: attention settings.
         heads: number of query heads.
         out_T_N: (tokens, heads · width of values), written.
     """

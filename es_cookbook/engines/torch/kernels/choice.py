@@ -217,10 +217,10 @@ def draw(
 
     Args:
         logits_R_V: rows of logits.
-        rows_B: which of them.
-        temperature_B: above 0.
+        rows_B: the rows to sample from.
+        temperature_B: temperatures above 0.
         top_p_B: nucleus mass, in (0, 1].
-        uniform_B: in [0, 1).
+        uniform_B: random numbers in [0, 1).
         tokens_B: tokens of the largest logits, overwritten by those drawn; they stay where the
             largest logit is NaN or infinite.
     """

@@ -29,9 +29,9 @@ class _Routing(NamedTuple):
     """Rows that are sorted by expert.
 
     Attributes:
-        token_of_row: which token each is.
-        expert_of_row: which expert sees it.
-        rows_of_expert: how many each expert sees.
+        token_of_row: token of each row.
+        expert_of_row: expert of each row.
+        rows_of_expert: number of rows of each expert.
         num_tokens: number of tokens of the whole batch.
     """
 

@@ -48,7 +48,7 @@ IS_NATIVE = _BITS > 0
 """Whether this processor has the instruction; nothing here may be called without it."""
 _WIDTH = (_BITS or 512) // 32
 _ROWS, _REGISTERS = 4, 3
-"""Most rows of which sums are in registers together, and registers of each row."""
+"""Most rows whose sums are in registers together, and registers of each row."""
 OUTPUTS = 3 * LANES
 """Outputs of a tile; a weight has no fewer."""
 BLOCK = 2 * LANES
@@ -286,7 +286,7 @@ def _multiply(x_T_K: _Floats, w: _Floats, bias_N: _Floats, y_T_N: _Floats, rows:
 
 
 class _Room(threading.local):
-    """Memory for a thread's rows, of which a large one would be asked of the system every time."""
+    """Memory of a thread's rows, kept: the system would be asked for a large one every time."""
 
     floats = np.empty(0, np.float32)
 

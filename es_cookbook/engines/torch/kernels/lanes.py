@@ -1,4 +1,4 @@
-"""Operations on sixteen numbers side by side, of which kernels are made, and how kernels compile.
+"""Operations on sixteen numbers side by side, for kernels, and how kernels compile.
 
 LLVM's vectoriser may add in another order wherever it likes, and leaves loops of a few dozen
 numbers scalar; with these a kernel says itself which numbers are added in which order, so a row's
@@ -35,7 +35,7 @@ SOURCES = hashlib.blake2b(
     b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))),
     digest_size=4,
 ).hexdigest()
-"""Kernels are made of those of other modules here: none is the same when one of these changed."""
+"""Kernels use those of other modules here: when one changes, all are recompiled."""
 
 
 def kernel(signature: str | list[str] | None = None) -> Callable[[_Kernel], _Kernel]:

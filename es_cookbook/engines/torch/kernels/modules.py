@@ -47,7 +47,7 @@ class Path:
         wide: all but the products of a 16-bit model is in float32 (see `widen`).
         products: dtype of linear layers' products on the CPU; None: that of their weights; of int8,
             in float32 until the weights are packed.
-        kept: what keys and values on the CPU are kept in, on the flat path.
+        kept: dtype of cached keys and values on the CPU, on the flat path.
         cached: the model has a cache that is right; without one every token runs all before it.
     """
 
@@ -180,7 +180,7 @@ class RotaryAttention(nn.Module):
         module: has q_proj, k_proj, v_proj and o_proj, and maybe q_norm and k_norm.
         projection: computes the first three side by side.
         heads: number of kv heads, and d.
-        attention: how the rows of the batch under way attend in this layer.
+        attention: attention of this layer for the batch under way.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ NARROW = (torch.bfloat16, torch.float16)
 
 
 def widen(model: PreTrainedModel) -> None:
-    """Make everything float32 that is no linear weight, in place; tensors are not written to."""
+    """Make all but linear weights float32, in place; tensors are not written to."""
     tables: set[int] = set()
     for module in model.modules():
         if isinstance(module, nn.Embedding):

@@ -1,4 +1,4 @@
-"""Operations of which a matrix product is made: turning weights over, and tiles of sums.
+"""Building blocks of matrix products: transposing weights, and tiles of sums.
 
 A tile is some outputs of a few rows, whose sums stay in registers while the inputs go by. Outputs
 lie side by side in a register, and a number of a row is in all lanes of another. So weights have to
@@ -41,7 +41,7 @@ pairs.
 PANEL = 16
 """Outputs that are turned together."""
 OUTPUTS = 3 * PANEL
-"""Outputs of tiles, of which the last of a product have fewer panels."""
+"""Outputs of tiles; the last tiles of a product have fewer panels."""
 DEPTH = 96
 """Inputs that tiles go through at a time: so many turned weights take half of the nearest cache."""
 LINE = 64
@@ -222,7 +222,7 @@ def _by_input(builder: Any, dtype: Any, rows: Sequence[Any]) -> list[Any]:
 
 
 def _floats(builder: Any, dtype: Any, ints: Any) -> list[Any]:
-    """The numbers in each 32 bits, in float32: one, or two of which the lower comes first."""
+    """The numbers in each 32 bits, in float32: one, or two, the lower first."""
     if dtype == types.float32:
         return [builder.bitcast(ints, _FLOATS)]
     both = ints, builder.lshr(ints, ir.Constant(_INTS, [16] * _WIDTH))

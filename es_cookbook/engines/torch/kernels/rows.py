@@ -151,12 +151,12 @@ def add_ranks(
     """Out = y + a row's low-rank part: its factors times the ranks of its genome.
 
     Args:
-        y: what is added to.
+        y: outputs to add to.
         factors: as `rank_factors` returns them.
         a: ranks.
         columns_R: column of each rank.
         out: written.
-        places: where the row's are in these: y, factors, ranks and out.
+        places: places of the row's in y, factors, ranks and out.
         sizes: outputs, how far apart ranks lie, and what `tiles` says.
     """
     of_y, of_factors, of_a, to = places
