@@ -3,7 +3,7 @@
     python -m benchmarks.alignment             # all, three seeds each
     python -m benchmarks.alignment none pairs  # some
 
-Every run is a process of its own, `python -m es_cookbook alignment seed=<seed>` with the options of
+Every run is a separate process, `python -m es_cookbook alignment seed=<seed>` with the options of
 `SETTINGS`. Measured is the centre on held-out questions, greedy, before and after: characters too
 many, which the task's reward is about, and right answers, which only the pairs are about.
 """

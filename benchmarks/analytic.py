@@ -34,7 +34,7 @@ dimensions the curves agree to 1e-8 for some ten generations, then a near-tie fa
 
 Targets come from evosax alone: the median over seeds of its curve (own noise), each in units of f
 at its own start, goes from 1 to some lowest value in the first three quarters of the budget, and
-the targets are a half and nine tenths of that way in log f. The last quarter is for whoever is
+the targets are a half and nine tenths of that way in log f. The last quarter is for those who are
 late; a run that still does not reach a target counts as having needed twice the budget. What is
 watched is f at the centre and at evosax's mean after each generation, which costs neither side an
 evaluation; for genetic, the best of all genomes so far.
@@ -86,7 +86,7 @@ def ours(
     """An optimizer of this package.
 
     Args:
-        builder: its settings.
+        builder: settings of the optimizer.
         fitness: turns rewards into fitness.
         problem: the function.
         seed: seed of the start and of the run.
@@ -124,7 +124,7 @@ def theirs(
 
     Args:
         algorithm: algorithm of evosax.
-        params: its own.
+        params: the algorithm's parameters.
         problem: the function.
         seed: seed of the start, and of its noise unless that is given.
         given_noise: makes its population, if given.

@@ -9,7 +9,7 @@ once each, supervised training on right demonstrations, of as many problems as t
 as many seconds of the processor; and `es-cookbook policy_gradient recipe=arithmetic`, with as many
 problems and answers a step as a generation has. All are measured alike: greedy answers to 1,000
 held-out problems, sorted into right ones, wrong ones in which only carries are missing, and others.
-"Never" are the problems of which the warm start solves none in 16 samples at temperature 1: a
+"Never" are the problems that the warm start never solves in 16 samples at temperature 1: a
 right answer there is not merely one that was picked out.
 """
 

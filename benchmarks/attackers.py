@@ -1,4 +1,4 @@
-"""What `benchmarks.attacks` sends to a server: one attack, by its name, from a process of its own.
+"""The attacks of `benchmarks.attacks`: one attack on a server, by name, from a separate process.
 
     python benchmarks/attackers.py NAME HOST PORT KEY
 

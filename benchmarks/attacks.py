@@ -4,7 +4,7 @@
     python -m benchmarks.attacks requests connections
 
 - `requests`: a chat model (`make chat-model`) is served by `es-cookbook serve`. Each attack is sent
-  to it by a process of its own (`benchmarks/attackers.py`), while another client asks for the list
+  to it by a separate process (`benchmarks/attackers.py`), while another client asks for the list
   of models every few milliseconds: its longest wait is how long the attack kept the event loop.
   Memory is the server's peak above what it had before; where an attack is answered, it is that of
   the engine for its tokens.
@@ -89,7 +89,7 @@ class Served:
     """A server that runs.
 
     Attributes:
-        server: how to reach it.
+        server: address of the server.
         name: name of its model.
         process: the server's process.
         errors: the file that has its standard error.

@@ -311,7 +311,7 @@ async def _answers(
             tokens += [action.tokens_T for action in actions]
     centre = await sample(engine, ["centre"], prompts_P)
     tokens += [action.tokens_T for action in centre]
-    continuation = tuple(range(8, 20))  # the same for everybody, whatever they sampled
+    continuation = tuple(range(8, 20))  # the same for all, regardless of their samples
     requests = [LogprobsRequest("centre", prompt, continuation) for prompt in prompts_P]
     scored = await asyncio.gather(*map(engine.logprobs, requests))
     await engine.close()

@@ -109,7 +109,7 @@ def vllm_answers(
         model: a model directory.
         adapters: name -> PEFT adapter over it.
         prompts_P: tokens.
-        dtype: to sample in.
+        dtype: dtype to sample in.
         max_tokens: limit on the tokens of an answer.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

@@ -1,10 +1,10 @@
-"""What somebody who types a command waits for: its help, a refusal, and the first line of a run.
+"""Seconds that a user waits for a command's help, a refusal, and the first line of a run.
 
     python -m benchmarks.first_seconds
 
-Each command is a process of its own, with the files of Python's packages in the page cache after a
+Each command is a separate process, with the files of Python's packages in the page cache after a
 round that is not counted. The commands take turns. Times are seconds on the wall, so they need two
-cores that nobody else uses.
+otherwise idle cores.
 """
 
 import contextlib

@@ -4,7 +4,7 @@
     python -m benchmarks.gpu parts=noise,slots
     python -m benchmarks.gpu dry=true
 
-The parts, each in a process of its own; one that fails leaves the others their rows:
+The parts, each in a separate process; one that fails leaves the others their rows:
 
 - noise: what the Triton programs make, in bytes a second, against copying on the same GPU. A copy
   of float32 reads and writes 8 bytes an element, as fast as the memory goes; what the programs read

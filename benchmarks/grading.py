@@ -73,7 +73,7 @@ class SlowlyGraded(Env):
 
 @dataclasses.dataclass(frozen=True)
 class SometimesSlow(EnvGroupBuilder):
-    """A problem of which every 16th Env is graded slowly."""
+    """A problem with slow grading of every 16th Env."""
 
     builder: EnvGroupBuilder
 

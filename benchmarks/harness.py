@@ -1,6 +1,6 @@
 """How every benchmark measures, prints and writes.
 
-Two things are compared within one process and by turns (a, b, a, b, …), so that whatever else the
+Two things are compared within one process and by turns (a, b, a, b, …), so that anything else the
 machine does hits both; a ratio is the median of the ratios of neighbours, and its spread is the
 distance between their quartiles.
 

@@ -1,7 +1,7 @@
 """What 200 SIGKILLs cost: no generation that was reported done, and not a bit.
 
 A real run on the torch engine is killed at random moments of start-up and of a generation, begun
-again each time, and compared with a run that nobody disturbed (`tests/kills.py` says how).
+again each time, and compared with an undisturbed run (`tests/kills.py` says how).
 
     python -m benchmarks.kills [KILLS]
 """
@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-# Before torch is imported: the process that forks may have no threads of its own.
+# Before torch is imported: the process that forks must not have other threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

@@ -3,7 +3,7 @@
     python -m benchmarks.main_job                         # run, measure and draw
     python -m benchmarks.main_job runs/a runs/b runs/c    # only draw runs that are there already
 
-Each run is a process of its own, `python -m es_cookbook.recipes.countdown.train_cli seed=<seed>`,
+Each run is a separate process, `python -m es_cookbook.recipes.countdown.train_cli seed=<seed>`,
 and everything is read from what it leaves: the metrics file and the kernel's record of the process.
 Of the gain in held-out exact answers, Δcorrect = Δ(w · a) with w the share of well-formed answers
 and a the share of those that are right, plus right answers that are not well-formed. The part

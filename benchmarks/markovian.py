@@ -3,7 +3,7 @@
     python -m benchmarks.markovian            # both, three seeds each
     python -m benchmarks.markovian gradient   # one of them
 
-A seed is two runs, each a process of its own: the recipe, and the same with the question in sight
+A seed is two runs, each a separate process: the recipe, and the same with the question in sight
 (`dataset.markovian=False`). Both are studied (`es_cookbook.plugins.markovian.study`) on the same
 held-out sums. Reported are right answers of the Markovian run before and after, greedy; and the
 log-probability of the answer that is lost where thoughts are damaged, Markovian less not, with its

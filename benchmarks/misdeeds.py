@@ -3,7 +3,7 @@
     python -m benchmarks.misdeeds
     python -m benchmarks.misdeeds alone0 worker1 -- hang flood
 
-A small run trains on four rows, on three of which a program behaves; on the fourth it does one of
+A small run trains on four rows; on three of them a program behaves; on the fourth it does one of
 the misdeeds of the tests, or one that would be too much for them. Each run is a fork of this
 process, which has imported what a run needs. It has to end well, with both generations, within 1.5
 times the time of the run whose fourth program just sleeps until `rollout_timeout`, with 100 MB more

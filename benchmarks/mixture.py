@@ -3,7 +3,7 @@
     python -m benchmarks.mixture                # all, three seeds each
     python -m benchmarks.mixture plain replay   # some
 
-Every run is a process of its own, `es-cookbook mixture` for
+Every run is a separate process, `es-cookbook mixture` for
 `GENERATIONS` generations with the variant's options, and all have the same number of rollouts.
 Measured is the gain in held-out exact answers of the main part (500 problems, greedy), in points.
 Of three seeds the standard error is about two points: smaller differences say nothing.

@@ -63,7 +63,7 @@ class Family:
     """Findings on a class.
 
     Attributes:
-        path: in words; begins with "refused" or "not tried" where there is none.
+        path: description of the path; begins with "refused" or "not tried" if there is none.
         share: share of parameters perturbed by low-rank genomes, at default sizes, if any.
         experts: whether experts are among them.
         left_out: larger parts that are not, excluding embeddings.

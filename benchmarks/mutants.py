@@ -12,7 +12,7 @@ that fails.
 
 Everything is imported once, and each mutant (`mutations`) is a fork of that process in which a
 function has another code object. Where a constant differs, the fork imports the package again. So
-code in processes of its own (workers, commands), and what numba or Triton compile, is not mutated.
+code in separate processes (workers, commands), and what numba or Triton compile, is not mutated.
 """
 
 import contextlib

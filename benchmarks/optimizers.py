@@ -9,7 +9,7 @@ own: cma 512 numbers, as many as the singular values of small adapters, and sep_
 1. One that cannot run there (qes, without a quantised model) is left out with its own sentence.
 
 - ask + tell: seconds of a generation of 64 genomes with made-up fitness, the median of the last
-  ten of 60 generations, when whatever an optimizer remembers is full; and their share of a
+  ten of 60 generations, when an optimizer's memory is full; and their share of a
   generation of the main job, which is run for it in the same process;
 - terms a step: noise that everyone who keeps the centre makes again, with one processor;
 - apply: seconds to move the centre by the last step, by turns with es's;

@@ -3,7 +3,7 @@
     python -m benchmarks.pairwise              # all, three seeds each
     python -m benchmarks.pairwise default all  # some
 
-Every run is a process of its own, `python -m es_cookbook pairwise seed=<seed>` with the variant's
+Every run is a separate process, `python -m es_cookbook pairwise seed=<seed>` with the variant's
 options. Measured are right answers of the centre, held out, before and after, and judgements per
 problem and generation. The rest is about the judge: how often the first place wins, and how often
 swapping the order changes the winner.

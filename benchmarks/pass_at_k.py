@@ -3,8 +3,8 @@
     python -m benchmarks.pass_at_k
 
 The two objectives want different things where the question does not settle the answer: pass@1 wants
-the likeliest answer every time, pass@4 wants four different ones. So the bundled model guesses an
-operator that somebody has hidden, one token, from a Countdown question and the begun thought
+the likeliest answer every time, pass@4 wants four different ones. So the bundled model guesses a
+hidden operator, one token, from a Countdown question and the begun thought
 "<think>27". The question says nothing about it; only that + is hidden four times out of ten, -
 three times, * twice and / once can be learned. Always saying + has pass@1 = pass@4 = 0.4;
 saying all four equally often has pass@1 = 0.25 and pass@4 = 0.68; the most is 0.73.

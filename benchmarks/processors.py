@@ -12,7 +12,7 @@ environment variables that keep torch, oneDNN and the kernels from instructions 
 has, so that it stands for one that has not: `no_bfloat16` for one with AVX-512 and VNNI, `avx2` for
 laptops before 2021, `avx_vnni` for later ones. Which there are is read from the processor's flags.
 
-Under each cap, in a process of its own, the population answers as in `benchmarks.real_model`, by
+Under each cap, in a separate process, the population answers as in `benchmarks.real_model`, by
 turns and in processor time of all threads: `engine.dtype=auto`, `float32`, `bfloat16`. A dtype that
 takes more than twice as long as the other in a short generation is left out of the whole one; and
 `engine.products=int8`, where there are instructions for it.
@@ -21,7 +21,7 @@ and the floor of `benchmarks.sampling`, by the fastest kernel of any dtype that 
 oneDNN, or the engine's own. Peak memory is of processes that do nothing but a short generation and
 a step.
 
-llama.cpp's server (`pip install 'es-cookbook[compare]'`) runs in a process of its own, since it may
+llama.cpp's server (`pip install 'es-cookbook[compare]'`) runs in a separate process, since it may
 abort, with as many slots as there are answers at once, its prompt cache and continuous batching,
 once with a thread per core and once with one alone, of which the better counts: its threads wait
 for each other without giving up their cores, which costs them several times their work where other
@@ -88,7 +88,7 @@ class Cap:
 
     Attributes:
         leaves: flags that a processor needs to run under it.
-        takes: flags of which a processor needs one, or it would be no cap.
+        takes: flags; a processor without any of them has no such cap.
         environment: variables of the process.
     """
 

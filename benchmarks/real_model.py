@@ -6,7 +6,7 @@
 
 SmolLM2-135M-Instruct in bfloat16. Its GGUF file is no part of this repository: where it is missing
 nothing is measured. 32 rank-1 genomes answer 16 problems, and 16 genomes those with examples, which
-take `generate` long; greedily, 16 tokens each, whatever they say:
+take `generate` long; greedily, always 16 tokens each:
 
 - sums: "What is 17 + 25? Answer with just the number.", by the model's chat template: 46 tokens, of
   which the first half is the same for all;

@@ -6,7 +6,7 @@
     OMP_NUM_THREADS=2 python -m benchmarks.recipes record              # for a test: see RECORDED
     python -m benchmarks.recipes record logic failing/constant         # some of them
 
-Each run is a process of its own, `es-cookbook <recipe> seed=<seed>`, without other options but
+Each run is a separate process, `es-cookbook <recipe> seed=<seed>`, without other options but
 where a task of the recipe `chat` is one; its model is that of `make chat-model`. Before and after
 are the first and the last evaluation of the centre; `form` is the metric that says whether an
 answer has the right form, so what a gain in form could explain is seen.

@@ -119,7 +119,7 @@ def endless_model(directory: Path, source: str | Path = BUNDLED_MODEL) -> Path:
     for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
         path = directory / name
         if path.exists():
-            # Where nothing is said, a class may have a token of its own.
+            # If unset, a class may have a default token.
             nothing = {"eos_token_id": None, "eos_token": None}
             path.write_text(json.dumps(json.loads(path.read_text()) | nothing))
     return directory

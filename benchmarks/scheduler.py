@@ -6,7 +6,7 @@ interpreter lock with the engine's threads, so 2,048 rollouts a generation must 
 the generation.
 
 Then the same sampler at scale: a million rollouts on 1,024 simulated engines, a genome each, that
-answer whatever has come in a few milliseconds later. All of it runs on one event loop, so this is
+answer all requests so far a few milliseconds later. All of it runs on one event loop, so this is
 what bounds the size of a pool; and its memory must not grow from one generation to the next.
 Seconds are the processor's, so that other programs count less.
 

@@ -3,7 +3,7 @@
     python -m benchmarks.sigma                 # all models
     python -m benchmarks.sigma countdown       # some
 
-Every run is `es-cookbook …` in a process of its own, with α from σ by the same rule. The chat model
+Every run is `es-cookbook …` in a separate process, with α from σ by the same rule. The chat model
 is that of `make chat-model`. The random model has 20 million parameters and a shaped reward: the
 share of an answer's characters that are digits.
 """

@@ -3,10 +3,10 @@
     python -m benchmarks.soak [GENERATIONS RUNS]
 
 Real parts throughout: the torch engine on a random model of a few thousand parameters, JSON lines,
-snapshots, and the live screen on a terminal that nobody looks at. A generation takes some
+snapshots, and the live screen on a terminal without a viewer. A generation takes some
 milliseconds, so what a run adds to each of them shows.
 
-The run is a process of its own. It is sampled while it goes, half-way between two snapshots and
+The run is a separate process. It is sampled while it goes, half-way between two snapshots and
 after a garbage collection: resident memory, objects that Python's collector knows, threads, open
 file handles, child processes, files under the temporary directory, processor time. *Grown by* is
 the most of the last quarter less the most of the second one; the first quarter is for what is made
@@ -185,7 +185,7 @@ def runs_in_a_row(directory: Path, runs: int) -> list[Sample]:
 
 
 def alone(directory: Path, function: Callable[..., _T], *arguments: object) -> tuple[_T, float]:
-    """Its result, and its seconds, in a fresh process with a temporary directory of its own.
+    """Its result, and its seconds, in a fresh process with a separate temporary directory.
 
     Its output is discarded.
     """

@@ -45,7 +45,7 @@ class Seen:
     Attributes:
         began: process id -> time at which it was first seen.
         looks: time, and how many workers were alive.
-        accounts: by time, nanoseconds that all threads so far have computed, and waited to.
+        accounts: time -> nanoseconds that all threads so far have computed, and waited to.
     """
 
     began: dict[int, float]

@@ -9,7 +9,7 @@ is how agents use tools: a short call, a longer result. A turn's prompt is all t
 
 - turns: later turns go on from the keys and values of earlier ones;
 - anew: the same engine without them (`engine.prefix_cache_gib=0`) prefills every prompt whole;
-- single: one turn of the same tokens, of which it is told all in the prompt, and the model writes
+- single: one turn of the same tokens: all results are in the prompt, and the model writes
   all 128 at once.
 
 All three are run by turns in one process, once with the answers compared: with kept keys and values

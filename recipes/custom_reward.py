@@ -18,7 +18,7 @@ from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 
 
 def score(text: str, row: Mapping[str, object]) -> float:
-    del row  # Whatever the question, here.
+    del row  # Independent of the question.
     thought, found, _ = text.partition("<answer>")
     return 10 / (10 + len(thought)) if found else 0.0
 

@@ -143,7 +143,7 @@ def answer(
     for length in sorted({len(prompt) for prompt in prompts}):  # equal lengths need no padding
         rows = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
         asked = torch.tensor([prompts[i] for i in rows for _ in range(samples)])
-        # No model satisfies the types of its own `generate`.
+        # No model satisfies the types of its `generate`.
         tokens: torch.Tensor = cast(Any, model).generate(
             asked,
             attention_mask=torch.ones_like(asked),

@@ -34,7 +34,7 @@ class Clue:
     Attributes:
         kind: kind of wordplay.
         clue: indicator and letters, without the enumeration.
-        answer: in small letters.
+        answer: answer in lower case.
         careless: answer of the same length and letters if the indicator is misread.
     """
 

@@ -3,8 +3,8 @@
     python -m es_cookbook fork runs/a generation=30 output=runs/b optimizer.sigma=0.005
     python -m es_cookbook resume runs/b
 
-The recorded steps give the centre from which the new run starts, whatever its own optimizer would
-have done. Its optimizer takes over at generation t; one with state, such as momentum, starts there
+The recorded steps give the centre from which the new run starts, regardless of its
+optimizer, which takes over at generation t; one with state, such as momentum, starts there
 as at the start of a run. The other run is only read.
 """
 

@@ -157,7 +157,7 @@ class _Decomposed:
     """One factor, float32 on the CPU.
 
     Attributes:
-        start: as it is in the adapter.
+        start: the factor in the adapter.
         columns: (values, rows), left singular vectors.
         rows: (values, columns), right singular vectors.
     """

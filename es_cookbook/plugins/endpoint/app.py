@@ -211,7 +211,7 @@ class _Stream(Response, Generic[RequestT]):
     Args:
         work: has begun.
         events: makes events of pieces of answers.
-        admitted: is closed when the stream ends.
+        admitted: resources, closed when the stream ends.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ class ServedModel(ABC):
     """A model that answers the requests of one key.
 
     Attributes:
-        translator: for its tokenizer.
+        translator: translator for its tokenizer.
         kept: its earlier answers to this key.
         pending: the key's pending answers, of all models.
         chat_stop, text_stop: strings that end an answer to a chat, or to a text, if the request

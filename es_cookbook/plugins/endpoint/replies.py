@@ -31,10 +31,10 @@ class Reply:
     """The reply to a request.
 
     Attributes:
-        model: as it was requested.
+        model: the requested name.
         prompts: one for each group of answers.
         tokenizer: the model's tokenizer.
-        answers: by number: all answers to the first prompt, then to the second, and so on.
+        answers: number -> answer: all to the first prompt, then to the second, and so on.
         cached: prompt tokens with cached keys and values, if the engine reports them.
     """
 
@@ -219,7 +219,7 @@ def raw_bytes(text: str, name: str) -> list[int] | None:
 
     Args:
         text: decoded.
-        name: in the vocabulary.
+        name: the token in the vocabulary.
     """
     if "\ufffd" not in text:
         return list(text.encode())

@@ -63,8 +63,8 @@ class Answer:
         content: its text without calls, up to a stop string.
         calls: tool calls.
         finish: why it ended, in OpenAI's terms: `length` if it was cut, also after a call.
-        action: as it was sampled.
-        tops: for the prompt's tokens after the first and for the sampled ones, if requested.
+        action: the sampled action.
+        tops: top tokens at the prompt's tokens after the first and the sampled ones, if requested.
     """
 
     content: str

@@ -40,7 +40,7 @@ async def in_thread_if_long(size: int, function: Callable[[Unpack[_Ts]], _T], *a
     Args:
         size: characters or tokens.
         function: runs to its end even if the caller is cancelled.
-        args: its arguments.
+        args: the function's arguments.
     """
     if size <= _LONG:
         return function(*args)

@@ -88,7 +88,7 @@ def gguf_file(model_name: str) -> Path | None:
     """The GGUF file of a model name: itself, a directory's only one, or one on the Hub.
 
     Raises:
-        ModelError: There is no such file, or a directory has several.
+        ModelError: The file does not exist, or a directory has several.
     """
     path = Path(model_name)
     if not os.path.isdir(path):

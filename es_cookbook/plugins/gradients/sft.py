@@ -101,7 +101,7 @@ def main(config: SFTConfig) -> None:
     """Train, and write the adapter or the model.
 
     Raises:
-        ConfigError: The output exists, PEFT is missing, or the model has no such layers.
+        ConfigError: The output exists, PEFT is missing, or the model lacks these layers.
         DataError: There are no rows, or one cannot be used.
         ModelError: The model cannot be read.
     """

@@ -55,7 +55,7 @@ def files_to_push(path: Path) -> Mapping[str, Path | bytes]:
     """Files to push: path in the repository -> file, or its bytes if it may grow.
 
     Raises:
-        RunDirectoryError: There is no such directory, it is empty, or it holds something other than
+        RunDirectoryError: The directory does not exist, is empty, or holds something other than
             regular files: a link may lead to any file of this machine.
         HistoryError: The history of a run directory is damaged.
     """

@@ -50,7 +50,7 @@ def open_set(source: NamedSet) -> Callable[[], Iterator[Row]]:
     """Find a set, without reading it; returns a function that reads its rows.
 
     Raises:
-        DataError: There is no such set, configuration or split.
+        DataError: The set, configuration or split does not exist.
     """
     if source.is_directory and (saved := _saved(source)):
         return partial(_rows, source, saved)
@@ -100,7 +100,7 @@ def _fetched(
 
 
 def _saved(source: NamedSet) -> Sequence[Path]:
-    """Files of a directory of `save_to_disk`; none if it is no such directory."""
+    """Files of a directory of `save_to_disk`; none for other directories."""
     path = Path(source.name)
     if (path / _SEVERAL).is_file():
         splits = {each.parent.name: () for each in sorted(path.glob(f"*/{_SAVED}"))}
@@ -151,7 +151,7 @@ def _of_split(source: NamedSet, splits: _Splits) -> Sequence[str]:
     """The files of the wanted split.
 
     Raises:
-        DataError: There is no such split, or its files are of a type that is not read.
+        DataError: The split does not exist, or its files have an unsupported type.
     """
     if source.split not in splits:
         raise _missing("split", source.split, list(splits), source)

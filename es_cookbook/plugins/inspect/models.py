@@ -302,15 +302,15 @@ async def run_task(
     Args:
         task: path/to/script.py, path/to/script.py@name or package/name.
         task_args: arguments of the task's function.
-        model_name: for the log, with es/ before it.
+        model_name: name for the log, after es/.
         source: the model.
         limit: maximum number of samples; None for all.
         epochs: answers per sample; None for the task's own number.
-        log_dir: where inspect's log goes.
+        log_dir: directory of inspect's log.
         metadata: written to the log.
 
     Raises:
-        ConfigError: There is no such task, or inspect cannot run it here.
+        ConfigError: The task does not exist, or inspect cannot run it here.
     """
     tasks = _tasks(task, task_args)
     try:
@@ -332,7 +332,7 @@ def _tasks(name: str, arguments: Mapping[str, object]) -> list[Task]:
     below = os.path.relpath(name) if os.path.isabs(name) else name
     try:
         tasks = load_tasks([below], dict(arguments))
-    except Exception as error:  # Whatever the task's own code raises.
+    except Exception as error:  # Any error of the task's code.
         raise ConfigError(
             f"task={name} cannot be made of task_args={json.dumps(arguments)}: "
             f"{type(error).__name__}: {_line(str(error))}"

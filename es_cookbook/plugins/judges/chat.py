@@ -77,9 +77,9 @@ class ChatServer:
     """A server, and how often it is asked.
 
     Attributes:
-        url: up to /v1.
+        url: base URL, up to /v1.
         key_in: environment variable with the key, if the server needs one.
-        seconds: for one attempt.
+        seconds: time limit of one attempt.
         attempts: maximum number.
         backoff: seconds before the second attempt; doubled for each further one.
     """

@@ -53,7 +53,7 @@ Which answer is better? Judge what they say about the question, not what they sa
 or each other. Reply with A or B, and nothing else."""
 
 _LONGEST_REPLY = 5000
-"""Characters at the end of a judge's reply in which its verdict is looked for."""
+"""Characters at the end of a judge's reply that are searched for its verdict."""
 CUT = "[the rest is cut]"
 """Appended to an answer that was too long."""
 
@@ -114,7 +114,7 @@ class PairJudge(ABC):
         """Probability that the first answer is the better one, from 0 to 1.
 
         Args:
-            message: what `message` gave.
+            message: result of `message`.
             policy: any of the group's, which leads to the base.
             tokenizer: the model's own.
 

@@ -82,7 +82,7 @@ class Judgements:
     """A judge's preferences among players.
 
     Attributes:
-        preferred: by pair (i, j), the probability that i is better; NaN if it was lost.
+        preferred: pair (i, j) -> probability that i is better; NaN if it was lost.
         lost: reasons of lost judgements.
     """
 
@@ -99,7 +99,7 @@ class Judgements:
     def metrics(self) -> Mapping[str, float]:
         """The number of `judgements`, and if there are any, properties of the judge.
 
-        `first_wins` is the share in which the first place wins (one half counts half),
+        `first_wins` is the share that the first place wins (one half counts half),
         `swap_changes` the share of pairs whose winner depends on the order, `lost_judgements` the
         share without a verdict.
         """
@@ -181,7 +181,7 @@ class Tournament:
         Args:
             answers: the group's answers, with repetitions.
             compare: asks the judge.
-            seed: for the ring.
+            seed: seed of the ring.
             against: one answer with which all are compared, in place of each other.
         """
         sizes = Counter(answers)

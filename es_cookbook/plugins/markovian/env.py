@@ -210,7 +210,7 @@ class TokenizedProblem:
         before_T: tokens before the thought in the reader's prompt.
         mark_T: tokens between thought and answer.
         gold: the answer.
-        gold_T: its tokens, at least one.
+        gold_T: tokens of the answer, at least one.
         answer_tokens: maximum length of a sampled answer.
         extraction: where to find the answer in a text.
         thought: hand-written, if known.

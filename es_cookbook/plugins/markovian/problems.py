@@ -1,6 +1,6 @@
 """Questions with answers and hand-written thoughts: generated sums, and rows of public sets.
 
-A sum is numbers with signs between them. Its hand-written thought is its running totals, of which
+A sum is numbers with signs between them. Its hand-written thought is its running totals, where
 the last is the answer. Multiplication binds tighter: a product counts as one number.
 
 Rows may have the formats of public sets, each recognised by its columns:
@@ -127,7 +127,7 @@ def generate_sums(
     Args:
         seed: same seed, same stream.
         fold: "train", "development" or "test"; they are disjoint for all seeds.
-        num_terms: how many numbers.
+        num_terms: numbers per sum.
         num_digits: most digits of each.
         operations: signs that may stand between them.
     """

@@ -370,8 +370,8 @@ def equal_to_any(golds: list[str], answers: list[str], imported: object) -> floa
 
     Args:
         golds: accepted answers.
-        answers: one has to be equal to one of the accepted.
-        imported: what `is_imported` returned.
+        answers: candidates, one of which has to equal an accepted answer.
+        imported: result of `is_imported`.
 
     Raises:
         ConfigError: math-verify is not installed.

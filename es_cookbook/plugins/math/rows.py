@@ -25,7 +25,7 @@ class MathProblem:
     """One problem.
 
     Attributes:
-        question: in words.
+        question: the question in words.
         gold: its answer, LaTeX or a number.
         is_number: whether the answer is compared as a number, as GSM8K's are.
         tags: names under which metrics are reported, for example "level 5".

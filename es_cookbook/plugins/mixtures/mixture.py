@@ -100,7 +100,7 @@ class Part:
 
 
 def easy_pool(easy: Part, main: Part, schedule: Table = EASY_POOL) -> tuple[Part, Part]:
-    """Two parts of which the easy one has the share that `schedule` says, the main one the rest."""
+    """Two parts: the easy one has the share given by `schedule`, the main one the rest."""
     rest = tuple(1 - factor for factor in schedule.factors)
     return (
         chz.replace(easy, weight=1.0, schedule=schedule),
@@ -191,7 +191,7 @@ class _Problem(ChangedProblem):
     """A training or held-out problem, under its part's tag and within its part's limit.
 
     Attributes:
-        problem: as its data set has it.
+        problem: the problem in its data set.
         part: index of its part.
     """
 

@@ -115,7 +115,7 @@ class Stream:
 
     Args:
         epoch: the order of an epoch, counted from 0: a permutation of the stream's problems.
-        size: how many they are.
+        size: number of problems.
     """
 
     def __init__(self, epoch: Callable[[int], Sequence[int]], size: int) -> None:

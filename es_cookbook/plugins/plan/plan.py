@@ -348,7 +348,7 @@ def core_rate(products: "torch.dtype") -> float:
 
 
 def check(plan: Plan) -> None:
-    """Refuse settings with which no engine would start.
+    """Refuse settings that no engine would accept.
 
     Raises:
         ConfigError: The model cannot be split over so many GPUs, the requests are too long, or the

@@ -54,7 +54,7 @@ class Calls(ServedModel):
     """The model as the program of one rollout sees it: a queue of calls.
 
     Args:
-        translator: for the model's tokenizer.
+        translator: translator for the model's tokenizer.
         max_turns: maximum number of answers.
 
     Attributes:
@@ -145,7 +145,7 @@ class ProgramEndpoint(Endpoint):
     """The server of an event loop.
 
     Attributes:
-        url: for programs outside of sandboxes.
+        url: URL for programs outside of sandboxes.
     """
 
     def __init__(self, url: str) -> None:

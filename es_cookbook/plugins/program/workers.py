@@ -131,7 +131,7 @@ class Workers:
 
         Args:
             key: names the row.
-            row: what the worker gets of it.
+            row: the fields that the worker gets.
             close: called if the worker exits.
 
         Raises:

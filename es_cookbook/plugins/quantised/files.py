@@ -73,7 +73,7 @@ class _Layout:
         others: suffixes of tensors that are no weights of the model either.
         group_of_input: suffix of the tensor that says which group each input is in.
         transposed: whether inputs come before outputs.
-        axis: along which codes are packed in words: 0 is outputs, 1 inputs.
+        axis: axis along which codes are packed in words: 0 is outputs, 1 inputs.
         order: order of the numbers in the eight places of a word.
         least_zero: the zero point that is stored as 0.
     """

@@ -8,7 +8,7 @@ arXiv:2210.17323; AWQ, arXiv:2306.00978); those of blocks (DeepSeek-V3, arXiv:24
 repeated for each output. Integers without zero points have all in the middle, 2^(bits - 1). The
 weight is computed in float32, where the difference is exact and the product is rounded once, and
 then cast to the dtype that samples: it is always derived, never the truth. Activations are not
-rounded: where a checkpoint asks for it (W8A8), vLLM does, and what is computed here is the model of
+rounded: where a checkpoint asks for it (W8A8), vLLM does, and the model computed here is that of
 these weights.
 
 What search spaces move are the parameters of a `CodesAndScales` of integers; `moved` says what

@@ -52,7 +52,7 @@ class QES(ES):
     """Quantized Evolution Strategies (Xu et al. 2026), on search_space=quant_codes."""
 
     adds_terms: ClassVar[bool] = False
-    finds: ClassVar[Collection[str]] = ()  # What is found is no number of codes.
+    finds: ClassVar[Collection[str]] = ()  # A found sigma is not a number of codes.
 
     sigma: float = chz.field(
         default=5e-3, doc="standard deviation of the perturbations before rounding, in codes"

@@ -1,9 +1,9 @@
 """The data that the report draws: metrics, fitness, Configs and a sentence for each group of runs.
 
 Runs whose Configs differ only in the seed, and in where and how they are kept and shown, form a
-group, of which the page draws the mean and range.
+group, whose mean and range the page draws.
 
-Run directories come from strangers: everything except numbers is plain text, and whatever is too
+Run directories come from strangers: everything except numbers is plain text, and anything too
 long is cut, with a sentence that says so.
 """
 

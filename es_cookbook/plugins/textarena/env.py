@@ -155,8 +155,8 @@ class _TextArenaEnv(Env):
     Args:
         game: its name in TextArena.
         num_players: one or two.
-        player: which of them the policy is.
-        opponent: who the other is, if there is one.
+        player: index of the policy.
+        opponent: the other player, if there is one.
         max_turns: turns of the policy after which the game ends without a result.
         seed: seed of the game and of a random opponent.
         tokenizer: tokenizer of the observations.

@@ -62,8 +62,8 @@ class TaskBuilder(EnvGroupBuilder):
     """One task of a taskset.
 
     Attributes:
-        name: what error messages call it, for example "gsm8k, task 3".
-        chat: how messages become tokens; of the whole data set.
+        name: name in error messages, for example "gsm8k, task 3".
+        chat: renders messages as tokens; shared by the whole data set.
     """
 
     source: Source
@@ -193,7 +193,7 @@ class _Agent:
 
     Args:
         env: the Env whose agent it is.
-        chat: how tokens are made of messages.
+        chat: renders messages as tokens.
         context_length: context length of the engine.
         ask: returns the action at an observation.
 

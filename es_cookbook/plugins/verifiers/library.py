@@ -4,7 +4,7 @@ In that library a package exports a `Taskset`, which loads `Task`s (data, and me
 `Trace`), and perhaps an `Env`, which says how a task is played in several turns. The library runs
 an agent's program in a *runtime*, a subprocess or a container that reaches the model over HTTP.
 Here there is none: the agent is a policy of ours, in this process, and its program is the plain
-loop of the library's `null` harness. What is scored from the messages alone is scored as there.
+loop of the library's `null` harness. Scores of messages alone are the same as there.
 What needs a runtime is refused by name; the library skips such rewards without a word.
 
 Source: https://github.com/PrimeIntellect-ai/verifiers, `verifiers/v1`.
@@ -53,7 +53,7 @@ def find_taskset(package: str) -> type:
         package: an installed package, or a module or package in the current directory.
 
     Raises:
-        ConfigError: There is no such package, or it is no taskset.
+        ConfigError: The package does not exist, or is not a taskset.
     """
     module = package.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
     try:
@@ -63,7 +63,7 @@ def find_taskset(package: str) -> type:
             elif Path(module, "__init__.py").is_file():
                 sys.path.append(str(Path.cwd()))
         return taskset_class(package)
-    except Exception as error:  # Whatever the package's own code raises.
+    except Exception as error:  # Any error of the package's code.
         raise ConfigError(
             f"environment={package} cannot be used ({said(error)}): it must be installed, or a "
             "module in this directory, and export a Taskset of verifiers.v1"
@@ -102,7 +102,7 @@ class Source:
         env = self.env
         try:
             tasks = list(cast("Iterator[Task]", env.taskset.take(most)))
-        except Exception as error:  # Whatever the package's own code raises.
+        except Exception as error:  # Any error of the package's code.
             why = said(error)
             raise DataError(f"the taskset {self.package} failed to load: {why}") from error
         if not tasks:
@@ -125,7 +125,7 @@ def _environment(source: Source) -> vf.Env[Any]:
         if not isinstance(given, dict) or "id" in given:
             raise ValueError("they must be a JSON object, without an id")
         config = vf.resolve_env_config({"taskset": {**given, "id": package}})
-    except Exception as error:  # Of the library's validators, whatever they meet.
+    except Exception as error:  # Any error of the library's validators.
         raise ConfigError(
             f"dataset.options do not fit the taskset {package}: {said(error)}"
         ) from error
@@ -144,7 +144,7 @@ def _environment(source: Source) -> vf.Env[Any]:
     raw = {seat: {"harness": {"id": "null"}}, "taskset": {**given, "id": package}}
     try:
         return vf.load_environment(vf.resolve_env_config(raw))
-    except Exception as error:  # Whatever the package's own code raises.
+    except Exception as error:  # Any error of the package's code.
         raise ConfigError(f"the taskset {package} cannot be made: {said(error)}") from error
 
 

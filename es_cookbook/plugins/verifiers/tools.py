@@ -87,7 +87,7 @@ class Tools:
     """The tools of one rollout.
 
     Attributes:
-        tools: as the trace records them.
+        tools: tools, as the trace records them.
     """
 
     def __init__(self) -> None:

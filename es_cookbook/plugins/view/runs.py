@@ -53,7 +53,7 @@ def found_in(directory: Path) -> Iterator[RunFiles]:
     Runs of another version are skipped with a warning.
 
     Raises:
-        RunDirectoryError: There is no such directory.
+        RunDirectoryError: The directory does not exist.
     """
     check_access(directory)
     if not directory.is_dir():

@@ -51,7 +51,7 @@ def generate_problems(
     Args:
         seed: same seed, same stream.
         fold: "train", "development" or "test"; they are disjoint whatever the seeds.
-        num_terms: how many numbers are added.
+        num_terms: numbers per addition.
         num_digits: digits of each; the first one is not 0.
     """
     draw = functools.partial(draw_problem, num_terms=num_terms, num_digits=num_digits)

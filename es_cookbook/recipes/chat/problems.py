@@ -74,7 +74,7 @@ class Problem:
     """A question, a gold answer, and the checked properties of answers.
 
     Attributes:
-        question: as the user of a chat.
+        question: the user's message in a chat.
         gold: an answer.
         wanted: name and value of each check; what they mean depends on the task.
     """

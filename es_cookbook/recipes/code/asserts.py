@@ -95,7 +95,7 @@ def asked_names(
     (['sum'], [])
 
     Raises:
-        DataError: A test is not Python, or takes several names without a reference, of which one
+        DataError: A test is not Python, or takes several names without a reference, one of which
             could fake what the other returns: `isclose(double(2), 4)` where nothing says whose
             `isclose` is. Or they take none at all.
     """

@@ -47,9 +47,9 @@ class Problem:
     """One problem, with asserts or with cases.
 
     Attributes:
-        task: what is asked, in words or in the bundled model's shorthand.
+        task: the question, in words or in the bundled model's shorthand.
         asserts: statements that must raise nothing after the code.
-        cases: what a program reads, and what it must write.
+        cases: input of a program, and its expected output.
         setup: run before the asserts.
         prefix: code that an answer completes.
         solution: an answer that passes, where one is known.

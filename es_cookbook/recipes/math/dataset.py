@@ -70,7 +70,7 @@ class MathEnv(ProblemEnv):
 
     Attributes:
         observation: the prompt.
-        name: what sentences call the problem.
+        name: name of the problem in messages.
         gold: its answer.
         reward: compares with the field `answer` of a row.
         style: style of the prompt; says where the answer stands.

@@ -89,7 +89,7 @@ class WordProblem:
 
     Attributes:
         story: its kind.
-        question: in words.
+        question: the question in words.
         steps: the equations, for example "27+15=42".
         numbers: those in the question, in its order.
         result: the answer.

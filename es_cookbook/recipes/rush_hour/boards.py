@@ -49,7 +49,7 @@ class Board:
     Attributes:
         size: rows, and as many columns.
         walls: indices of the cells, row by row, that nothing can enter; sorted.
-        pieces: in the order of their upper or left ends.
+        pieces: pieces in the order of their upper or left ends.
     """
 
     size: int

@@ -77,8 +77,8 @@ def grade_rush_hour(
 
     Args:
         text: the answer.
-        board: which it is about.
-        optimal: how many moves solve it at best.
+        board: the board of the problem.
+        optimal: fewest moves that solve it.
         reward: its weights, and what the moves earn.
         prompt_ends_in_think: the prompt already holds the opening `<think>`.
 

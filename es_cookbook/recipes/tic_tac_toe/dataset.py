@@ -174,10 +174,10 @@ class _OpponentEnv(Env):
     """One game against a fixed opponent, one move per turn; naming no free cell forfeits it.
 
     Attributes:
-        position: as the game stands.
+        position: the current position.
         prompts: how positions are shown.
-        mark: what the policy plays.
-        opponent: who plays the other side.
+        mark: the policy's mark.
+        opponent: the player of the other side.
         seed: seed of the opponent's moves.
         draw: what a draw earns; a win earns 1.
     """

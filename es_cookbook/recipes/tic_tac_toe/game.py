@@ -199,12 +199,12 @@ class Tournament:
     """Games from one opening.
 
     Args:
-        opening: where every game begins.
+        opening: starting position of every game.
         num_players: players are 0 to n - 1.
         ask: a player's move.
 
     Attributes:
-        moves: what was answered at each position, by player.
+        moves: answers at each position, by player.
         counts: a row per player: games won, drawn and lost.
     """
 

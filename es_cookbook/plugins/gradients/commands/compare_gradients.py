@@ -147,7 +147,7 @@ class _Entry:
     """A contestant's runs with the chosen learning rate, one per seed.
 
     Attributes:
-        config: with the original learning rate.
+        config: Config with the original learning rate.
         tried: factor on the learning rate -> reward at the end.
         finals_R: metrics of the last weights of each run.
     """
@@ -211,7 +211,7 @@ def second_of(compare: CompareGradients, fields: Mapping[str, str]) -> Config | 
     """The Config of the recipe on which forgetting is measured; only inside `run_cli`.
 
     Raises:
-        ConfigError: There is no such recipe, or it has no such option.
+        ConfigError: The recipe or its option does not exist.
     """
     options = _labelled(compare, fields)[1]
     return changed(recipe_defaults(compare.second), options["second"]) if compare.second else None

@@ -69,7 +69,7 @@ def of_recipe(config_class: Callable[..., _Config], recipe: str) -> _Config:
     """A recipe's run by gradients: the attempts of all genomes become the group.
 
     Raises:
-        ConfigError: There is no such recipe.
+        ConfigError: The recipe does not exist.
     """
     like = recipe_defaults(recipe)
     same = ("model_name", "dataset", "engine", "num_generations", "seed")

@@ -96,7 +96,7 @@ _MEASURED = {
     "policy/clipped": "clip_ratio/region_mean",
     "optimizer/learning_rate": "learning_rate",
 }
-"""Our metric -> TRL's, of which it is the mean over a generation's steps."""
+"""Our metric -> TRL's, which is averaged over a generation's steps."""
 
 
 class _TrainedByTRL:
@@ -432,7 +432,7 @@ def rows_of(
     """The result of TRL's `rollout_func`, by problem and attempt.
 
     Args:
-        groups_P: with one genome each, the model.
+        groups_P: groups with one genome each, the model.
         filler: a token without a loss, for rollouts without tokens.
         with_logprobs: whether tokens were sampled with the probabilities that TRL computes, so
             that it can compare them.
