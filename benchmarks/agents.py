@@ -1,4 +1,4 @@
-"""What it costs that a program asks: a request, and many rollouts, beside the same task as an Env.
+"""Cost of programs as agents: of a request, and of many rollouts, beside the same task as an Env.
 
     OMP_NUM_THREADS=2 python -m benchmarks.agents
     OMP_NUM_THREADS=2 python -m benchmarks.agents pydantic_ai javascript smolagents
@@ -145,7 +145,7 @@ AGENTS = {
     ),
 }
 _NPM = Path(__file__).parents[1] / "build" / "npm" / "node_modules"
-"""Where `npm install --prefix build/npm openai` puts the package."""
+"""Directory of the package from `npm install --prefix build/npm openai`."""
 
 
 class _AtOnce(Endpoint, ServedModel):

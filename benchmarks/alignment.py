@@ -1,4 +1,4 @@
-"""What preference pairs save in forgetting, and what they cost the task: with weights, and with KL.
+"""Preference pairs: less forgetting, and the cost to the task, with weights and with KL.
 
     python -m benchmarks.alignment             # all, three seeds each
     python -m benchmarks.alignment none pairs  # some

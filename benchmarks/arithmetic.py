@@ -1,4 +1,4 @@
-"""What the recipe arithmetic gains on two warm starts, and what gradients gain from the same ones.
+"""Gains of the recipe arithmetic on two warm starts, and of gradients from the same ones.
 
     python -m benchmarks.arithmetic              # on the test
     python -m benchmarks.arithmetic development  # where settings are chosen

@@ -1,4 +1,4 @@
-"""What strangers can make it cost: attacks on a server, on loopback alone.
+"""The cost of attacks on a server, on loopback alone.
 
     python -m benchmarks.attacks                 # all parts
     python -m benchmarks.attacks requests connections

@@ -149,7 +149,7 @@ def write_model(directory: Path, sizes: Sizes) -> Path:
         **sizes.model,
         vocab_size=len(tokenizer),
         max_position_embeddings=512,
-        tie_word_embeddings=True,  # vLLM has no LoRA slot for a head of its own
+        tie_word_embeddings=True,  # vLLM has no LoRA slot for a separate head
         bos_token_id=None,
         eos_token_id=None,
     )

@@ -1,4 +1,4 @@
-"""What gradients gain from the small models that recipes begin with.
+"""Gains of gradients from the small models that recipes begin with.
 
     python -m benchmarks.gradients                # all
     python -m benchmarks.gradients logic math     # some

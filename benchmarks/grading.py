@@ -1,4 +1,4 @@
-"""What graders cost the sampling beside which they run, and how fast the safe arithmetic grades.
+"""The cost of graders to concurrent sampling, and the speed of the safe arithmetic.
 
     python -m benchmarks.grading
 

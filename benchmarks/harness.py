@@ -1,4 +1,4 @@
-"""How every benchmark measures, prints and writes.
+"""Measurement, printing and writing for all benchmarks.
 
 Two things are compared within one process and by turns (a, b, a, b, …), so that anything else the
 machine does hits both; a ratio is the median of the ratios of neighbours, and its spread is the
@@ -105,7 +105,7 @@ def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[f
 
 
 def mirrored_pairs(number: int, sigma: float = 0.005) -> list[Genome]:
-    """So many genomes, where neighbours have the same seed and opposite signs."""
+    """Genomes in pairs of neighbours with the same seed and opposite signs."""
     return [Genome((Term(1 + g // 2, sigma * (-1) ** g),)) for g in range(number)]
 
 

@@ -1,4 +1,4 @@
-"""What the torch engine's check of a model adds to the time to load it.
+"""Time that the torch engine's check of a model adds to loading it.
 
     python -m benchmarks.load
 

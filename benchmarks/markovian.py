@@ -1,4 +1,4 @@
-"""What the recipe markovian brings by evolution strategies and by gradients, and what it costs.
+"""Gains and costs of the recipe markovian, by evolution strategies and by gradients.
 
     python -m benchmarks.markovian            # both, three seeds each
     python -m benchmarks.markovian gradient   # one of them
@@ -41,7 +41,7 @@ def rows_of(way: str, seed: int, directory: Path) -> list[Row]:
 
 
 def studied(name: str, directory: Path) -> list[Row]:
-    """What became of the two runs in a directory."""
+    """Results of the two runs in a directory."""
     study = [sys.executable, "-m", "es_cookbook.plugins.markovian.study", "plots=False"]
     options = [f"log_path={directory / 'markovian'}", f"against={directory / 'open'}"]
     subprocess.run([*study, *options], check=True, stdout=subprocess.DEVNULL)

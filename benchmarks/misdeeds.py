@@ -35,7 +35,7 @@ from tests.programs import num_recorded
 SECONDS, MEGABYTES = 1.5, 100.0
 SLEEPS = "time.sleep(600)"
 _MARK = f"misdeeds {os.getpid()}"
-"""In the environment of all processes that a run starts outside a sandbox."""
+"""Marks the environment of all processes that a run starts outside a sandbox."""
 MORE: Mapping[str, str] = {
     "take memory": "ask('a')\nkept = []\nwhile len(kept) < 15: kept.append(b'x' * 10**8)\n"
     + SLEEPS,

@@ -1,4 +1,4 @@
-"""What each way of choosing problems brings: the mixture recipe with one of them changed at a time.
+"""Gains of each way of choosing problems: the mixture recipe with one changed at a time.
 
     python -m benchmarks.mixture                # all, three seeds each
     python -m benchmarks.mixture plain replay   # some

@@ -1,4 +1,4 @@
-"""What each optimizer costs on the main job, beside plain es.
+"""The cost of each optimizer on the main job, beside plain es.
 
     python -m benchmarks.optimizers
     python -m benchmarks.optimizers es momentum    # some; nothing is written

@@ -1,4 +1,4 @@
-"""What it brings that generations overlap, and what it does to learning.
+"""The gain from overlapping generations, and its effect on learning.
 
     python -m benchmarks.overlap busy
     python -m benchmarks.overlap learning
@@ -124,7 +124,7 @@ class TailedDatasetBuilder(RLDatasetBuilder):
 
 
 def run_once(model: Path, log_path: Path, staleness: int) -> tuple[float, float]:
-    """How busy the engines were, and tokens a second, of one run."""
+    """Utilisation of the engines, and tokens per second, of one run."""
     config = Config(
         model_name=str(model),
         dataset=TailedDatasetBuilder(),

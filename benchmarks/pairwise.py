@@ -1,4 +1,4 @@
-"""What each tournament costs and brings: the recipe pairwise with one pattern at a time.
+"""Costs and gains of each tournament: the recipe pairwise with one pattern at a time.
 
     python -m benchmarks.pairwise              # all, three seeds each
     python -m benchmarks.pairwise default all  # some

@@ -23,7 +23,7 @@ a step.
 
 llama.cpp's server (`pip install 'es-cookbook[compare]'`) runs in a separate process, since it may
 abort, with as many slots as there are answers at once, its prompt cache and continuous batching,
-once with a thread per core and once with one alone, of which the better counts: its threads wait
+once with a thread per core and once with one alone; the better counts: its threads wait
 for each other without giving up their cores, which costs them several times their work where other
 programs run. All prompts are new in every round; what they begin with is in both caches. The wheel
 of llama.cpp has kernels for AVX2 and none for AVX-512, as its rows say, so an equal comparison is

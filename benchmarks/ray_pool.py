@@ -1,4 +1,4 @@
-"""What a Ray pool costs beside the same engine in this process, and what it sends.
+"""The cost of a Ray pool beside the same engine in this process, and the bytes that it sends.
 
     python -m benchmarks.ray_pool
 

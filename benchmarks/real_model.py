@@ -1,4 +1,4 @@
-"""How fast a population of a real chat model samples, where its prompts begin alike.
+"""Sampling speed of a population of a real chat model whose prompts begin alike.
 
     python -m benchmarks.real_model SmolLM2-135M-Instruct.Q4_1.gguf
     python -m benchmarks.real_model SmolLM2-135M-Instruct.Q4_1.gguf sums       # or examples
@@ -14,7 +14,7 @@ take `generate` long; greedily, always 16 tokens each:
   but 30 are the same.
 
 Measured as in `benchmarks.sampling`: against transformers' `generate`, against the same requests of
-the centre, and against the floor, of which what a genome's prompts begin with in common is part
+the centre, and against the floor, which includes the common start of a genome's prompts
 once.
 """
 

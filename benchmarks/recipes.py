@@ -1,4 +1,4 @@
-"""What every recipe's small setting gains on held-out problems, and how long it takes.
+"""Gains of every recipe's small setting on held-out problems, and its time.
 
     python -m benchmarks.recipes                                            # all
     python -m benchmarks.recipes code logic                                 # some
@@ -114,7 +114,7 @@ RECORDED: Mapping[str, tuple[str, ...]] = {
 }
 """Runs of seed 0 whose metrics `tests/runs/tracking/test_findings.py` reads, and their commands.
 
-One at least of every recipe, each of which learns, and some that cannot.
+At least one of every recipe, which all learn, and some that cannot.
 """
 _READ = re.compile(
     "progress/generation|test/(?!low|high)|test/(low|high)/reward/mean|reward/|objective/|genomes/"

@@ -1,4 +1,4 @@
-"""How fast a population samples, against plain inference and against what the machine can do.
+"""Sampling speed of a population, against plain inference and the machine's limits.
 
     python -m benchmarks.sampling           # the bundled model, and the hybrid
     python -m benchmarks.sampling large     # 20 million parameters, and half a billion

@@ -1,4 +1,4 @@
-"""What the sandbox adds to the start of bubblewrap.
+"""Time that the sandbox adds to the start of bubblewrap.
 
     python -m benchmarks.sandbox
 

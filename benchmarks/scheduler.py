@@ -1,4 +1,4 @@
-"""What the sampler itself costs: microseconds a rollout on top of its engine and its Env.
+"""Overhead of the sampler: microseconds per rollout on top of its engine and its Env.
 
 An engine that answers at once and an Env that grades at once leave the scheduling: a task, a clock,
 a request with its sampling seed, the checks of the Env contract, the records. It shares the

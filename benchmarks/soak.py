@@ -87,7 +87,7 @@ def sample(at: int) -> Sample:
 
 
 _first_recorded: list[tuple[float, float]] = []
-"""When this process's first generation was in the history, by the clock and of the processor."""
+"""Wall-clock and processor time at which the history had this process's first generation."""
 
 
 class _Nowhere(io.StringIO):
@@ -154,7 +154,7 @@ def _config(directory: Path, name: str, generations: int, how: Mapping[str, int]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Start:
-    """From calling `train_main` to the next generation's line in the history."""
+    """Time from calling `train_main` to the next generation's line in the history."""
 
     seconds: float
     processor: float
@@ -169,7 +169,7 @@ def start(directory: Path, name: str, generations: int, how: Mapping[str, int]) 
 
 
 def runs_in_a_row(directory: Path, runs: int) -> list[Sample]:
-    """So many short runs in this process, each with a separate engine."""
+    """Short runs in this process, each with a separate engine."""
     samples: list[Sample] = []
     for i in range(1, runs + 1):
         config = TinyConfig(

@@ -1,4 +1,4 @@
-"""What learns fastest on a real chat model: evolution strategies beside gradients.
+"""Speed of learning on a real chat model: evolution strategies beside gradients.
 
     OMP_NUM_THREADS=2 python -m benchmarks.study                  # all tasks
     OMP_NUM_THREADS=2 python -m benchmarks.study sums extraction  # some

@@ -1,4 +1,4 @@
-"""What a vocabulary of 262,144 tokens costs, against the output head's products alone.
+"""The cost of a vocabulary of 262,144 tokens, against the output head's products alone.
 
     python -m benchmarks.vocabulary
 

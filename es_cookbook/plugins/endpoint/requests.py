@@ -86,7 +86,7 @@ class RefusedRequest(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Draw:
-    """How answers are sampled; None leaves it to the endpoint.
+    """Sampling settings of answers; None leaves one to the endpoint.
 
     Attributes:
         max_tokens: limit on the tokens of an answer.

@@ -1,4 +1,4 @@
-"""From a request to its reply: prompts first, then all answers concurrently.
+"""The work of a request: prompts first, then all answers concurrently.
 
 Costs are checked in advance (`limits`): no prompt is encoded beyond the context's length, and no
 task is started for a request for too many tokens.

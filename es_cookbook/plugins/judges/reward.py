@@ -59,7 +59,7 @@ def _address(judge: "JudgeServer") -> str | None:
 
 @chz.chz
 class JudgeServer:
-    """Which server and model judge, and how they are asked."""
+    """A server and model that judge, and how to ask them."""
 
     url: str = chz.field(
         default="http://127.0.0.1:8000/v1",

@@ -162,7 +162,7 @@ class Judgements:
 
 @chz.chz
 class Tournament:
-    """Which answers are compared."""
+    """The pattern of comparisons among answers."""
 
     pattern: Literal["ring", "centre"] = chz.field(
         default="ring", doc="ring: each with some others; centre: each with the centre's answer"

@@ -6,7 +6,7 @@ A format is a `_Layout`: names of tensors, how numbers are packed, and what shar
   (groups, out), `qzeros` (groups, out / n), `g_idx` (in). Its first version stores zero points less
   one; `checkpoint_format: gptq_v2` stores them as they are.
 - AWQ, as AutoAWQ writes it in its version GEMM: `qweight` (in, out / 8), `scales`, `qzeros`, both
-  packed along the outputs, of which 0, 2, 4, 6, 1, 3, 5, 7 are in a word from its lowest bits on.
+  packed along the outputs: a word has 0, 2, 4, 6, 1, 3, 5, 7 from its lowest bits on.
 - compressed-tensors, as its own compressors write it: `weight_packed`, or `weight` where a number
   has a separate byte, `weight_scale`, `weight_zero_point`. Its integers are signed, and have
   2^(bits - 1) added where they are packed, along the inputs, and zero points along the outputs.

@@ -50,7 +50,7 @@ def generate_problems(
 
     Args:
         seed: same seed, same stream.
-        fold: "train", "development" or "test"; they are disjoint whatever the seeds.
+        fold: "train", "development" or "test"; they are disjoint for all seeds.
         num_terms: numbers per addition.
         num_digits: digits of each; the first one is not 0.
     """
@@ -163,7 +163,7 @@ class ArithmeticEnv(ProblemEnv):
     def _read(self, text: str, longest: int) -> tuple[str, bool]:
         """The digits of the answer, ones first, and whether the text is nothing else.
 
-        In words the last number of the text counts, whatever stands around it. Of a number longer
+        In words the last number of the text counts, in any context. Of a number longer
         than any sum can be, nothing counts.
         """
         is_number = text.isascii() and text.isdigit() and len(text) <= longest + 1

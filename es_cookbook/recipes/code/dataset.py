@@ -5,7 +5,7 @@ Generated ones are for the bundled model of single characters: complete `return 
 expression, here of given numbers, so that the test passes.
 
 Tests come from strangers as the code does, so both run in the sandbox, and the code cannot fake the
-verdict: what a program writes is compared outside, and asserts have a process of their own
+verdict: a program's output is compared outside, and asserts have a separate process
 (`es_cookbook.recipes.code.asserts`). The genomes of a group often answer alike; an answer is graded
 once per group.
 

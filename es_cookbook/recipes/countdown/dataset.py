@@ -3,7 +3,7 @@
 A problem is some numbers and a target; its answer is an expression that uses each number exactly
 once and equals the target. `generate_problems` makes solvable ones by combining random numbers with
 random operations until one value is left, which is the target. Problems are held out by a hash of
-the problem itself, whatever the seed; the warm start of the bundled model relies on that.
+the problem itself, for any seed; the warm start of the bundled model relies on that.
 
 Rows have `numbers` (or `nums`, as `Jiayi-Pan/Countdown-Tasks-3to4` calls them), `target` and, where
 known, `solution`. Every row that is used must be solvable: its own solution is graded, or one is
@@ -85,7 +85,7 @@ def generate_problems(
 
     Args:
         seed: same seed, same stream.
-        split: "train" or "test"; the two are disjoint whatever the seeds.
+        split: "train" or "test"; the two are disjoint for all seeds.
         num_numbers: how many numbers a problem may have, each equally likely.
         max_number: numbers are 1 to this.
         max_target: targets are 1 to this.
@@ -145,7 +145,7 @@ def solve(numbers: Sequence[int], target: int) -> Solution | None:
     """The first solution in a fixed order, or None if there is none.
 
     The order prefers sums to differences, products and quotients, and large numbers to small ones,
-    so that a problem has one canonical solution whatever the order of its numbers.
+    so that a problem has one canonical solution for any order of its numbers.
 
     >>> solve([4, 27, 58], 50)
     Solution(first_step='27*4=108', expression='27*4-58')

@@ -4,7 +4,7 @@ Rows have `clue` and `answer`, and where known `enumeration`, which may also sta
 end: "Cold dessert (3,5)". Public sets of cryptic clues have these columns; others of theirs, such
 as `definition`, are not shown to the model. Metrics are reported by `kind` where rows have one.
 
-A clue is held out by its answer: no answer of a held-out clue is trained on, whatever its clue.
+A clue is held out by its answer: no answer of a held-out clue is trained on, with any clue.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Problems of a reasoning-gym generator as a dataset.
 
-A generator's problems follow from a seed, and the held-out ones have a seed of their own. No
+A generator's problems follow from a seed, and the held-out ones have a separate seed. No
 question is both trained on and held out, and none is in a split twice.
 """
 
