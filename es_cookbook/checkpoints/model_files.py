@@ -1,4 +1,4 @@
-"""The files of a model: where they are, what else a name may stand for, and which base they are.
+"""The files of a model: their place, other meanings of a name, and the identity of a base.
 
 All code that loads models gets a model directory, so transformers and vLLM never ask a server.
 Other names (a name on the Hub, a run, a file of another program, `bundled:countdown`) belong to a
@@ -62,7 +62,7 @@ TOKENIZER_SETTINGS = (
     "chat_template.jinja",
 )
 _HASHING_THREADS = 16
-"""More than cores: reading from a disk or over a network gains from it."""
+"""Threads, more than cores: reading from a disk or over a network gains from it."""
 CACHE = "ES_COOKBOOK_CACHE"
 """Environment variable: the cache's directory; by default in that of the Hub."""
 CACHE_SIZE = 64 * 2**30

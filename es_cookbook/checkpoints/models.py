@@ -117,7 +117,7 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
 
 
 def load_architecture(model_name: str, weights: bool = True) -> PreTrainedModel:
-    """The model without its weights, to be asked what it is made of; takes no memory.
+    """The model without its weights, to inspect its structure; takes no memory.
 
     With `weights`, a directory must have them all the same.
 
@@ -357,7 +357,7 @@ def _dtype_of(name: str) -> torch.dtype:
 
 @contextlib.contextmanager
 def no_progress_bar() -> Generator[None]:
-    """Inside, transformers draws no bars over weights that it reads or writes."""
+    """Inside, transformers shows no progress bars for weights."""
     if not is_progress_bar_enabled():
         yield
         return

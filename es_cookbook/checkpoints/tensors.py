@@ -1,4 +1,4 @@
-"""Files of tensors: read one tensor at a time, and written so; memory never holds more than one.
+"""Files of tensors, read and written one tensor at a time; memory never holds more than one.
 
 A checkpoint's files are mapped into memory and a tensor's bytes come from the disk when they are
 looked at, so a model of any size can be read, hashed or replayed in the memory of a few tensors.

@@ -123,7 +123,7 @@ def sigterm_interrupts() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def mistakes_exit() -> Generator[None]:
-    """Inside, a mistake that the user can correct ends the program with one sentence on stderr.
+    """Inside, a user's mistake ends the program with one sentence on stderr.
 
     Raises:
         SystemExit: With the exit code, unless all went well.

@@ -1,4 +1,4 @@
-"""Everything that can go wrong on purpose, in one hierarchy.
+"""All errors that this package raises on purpose, in one hierarchy.
 
 Catch `ESCookbookError` to catch them all, or the standard-library class beside it (`ValueError`,
 `RuntimeError`, `OSError`) where that is what the caller already does. Every error carries one
@@ -57,11 +57,11 @@ class WorkerError(ESCookbookError, RuntimeError):
 
 
 class WorkerTimeoutError(WorkerError, TimeoutError):
-    """A function that was not done in time in a worker process."""
+    """A function that did not finish in time in a worker process."""
 
 
 class SandboxError(ESCookbookError, RuntimeError):
-    """A sandbox for model-written code that cannot be had here, or did not start; no code ran."""
+    """A sandbox for model-written code that is unavailable or did not start; no code ran."""
 
 
 class TooManyLostError(ESCookbookError, RuntimeError):
@@ -81,7 +81,7 @@ class HistoryError(ESCookbookError, ValueError):
 
 
 class HubError(ESCookbookError, OSError):
-    """A question or a push that the Hugging Face Hub refused, or that did not get there."""
+    """A request or a push that the Hugging Face Hub refused, or that did not reach it."""
 
 
 class ServerError(ESCookbookError, OSError):

@@ -1,4 +1,4 @@
-"""Files and directories that appear complete or not at all, and files from strangers.
+"""Atomically written files and directories, and untrusted files.
 
 What is written is made beside its final name, fsynced and renamed.
 
@@ -153,7 +153,7 @@ def lines(file: BinaryIO, most: int = LONGEST_LINE) -> Iterator[bytes]:
 
 
 def parsed(text: bytes, most_values: int = MOST_VALUES) -> object:
-    """Parse JSON from strangers, with limits on values and nesting.
+    """Parse untrusted JSON, with limits on values and nesting.
 
     Raises:
         ValueError: It is invalid, or exceeds the limits.

@@ -1,1 +1,1 @@
-"""Genomes x problems: who runs what and when, and the scores that come of it."""
+"""Genomes x problems: scheduling of rollouts, and the scores that result."""

@@ -1,4 +1,4 @@
-"""The centre's first answers to a few problems: what they say, how long they get, and how fast.
+"""The centre's first answers to a few problems: their texts, lengths and speed.
 
 A run that finds its step sizes or its own length looks at them before it begins. An answer may have
 no end before `sampling.max_tokens`, and a token of a large model may take long. So the problems are
@@ -97,7 +97,7 @@ class Look:
 
     @property
     def rewards(self) -> Sequence[float]:
-        """The known ones."""
+        """The known rewards."""
         return [answer.reward for answer in self.answers if not math.isnan(answer.reward)]
 
 

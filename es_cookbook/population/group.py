@@ -48,7 +48,7 @@ _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _NOT_RUN = LostRollout("never ran", "")
-"""Holds the place of an attempt until it ends."""
+"""Placeholder of an attempt until it ends."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -367,7 +367,7 @@ async def attempted(groups_P: Sequence[RolloutGroup], block: ResidentBlock, watc
 
 
 async def _ended(tasks: Sequence[asyncio.Task[BaseException | None]]) -> list[BaseException]:
-    """Wait for all. The last first: by then most have ended, and cost no call of their own."""
+    """Wait for all, the last first: by then most have ended, and cost no separate call."""
     for task in reversed(tasks):
         if not task.done():
             await asyncio.wait((task,))
@@ -407,6 +407,6 @@ def _lost(error: BaseException) -> LostRollout:
 
 
 def _what_stops(error: BaseException) -> BaseException | None:
-    """The error in there that no other rollout would survive, if there is one."""
+    """The error in a group that no other rollout would survive, if there is one."""
     kinds = KeyboardInterrupt | RequestError | EngineError
     return next((each for each in leaves(error) if isinstance(each, kinds)), None)

@@ -54,7 +54,7 @@ from es_cookbook.rl.types import (
 )
 
 _MOST_KINDS = 20
-"""Kinds of lost rollouts that are told, and tracebacks that are kept."""
+"""Most kinds of lost rollouts that are reported, and tracebacks that are kept."""
 _MOST_CHARS = 8_000
 """Most characters kept of a traceback, its end: that says what happened."""
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000
@@ -105,12 +105,12 @@ class Rollouts:
 
     @property
     def seconds(self) -> float:
-        """Since they began."""
+        """Seconds since they began."""
         return time.monotonic() - self.began
 
     @property
     def seconds_left(self) -> float:
-        """Until all have ended, if the others take as long; NaN if it is too early to tell."""
+        """Seconds until all have ended, if the others take as long; NaN if too early to tell."""
         if self.num_done < _LEAST_SHARE * self.count or self.seconds < _LEAST_SECONDS:
             return math.nan
         return self.seconds * (self.count - self.num_done) / self.num_done
@@ -393,7 +393,7 @@ def _kind(lost: LostRollout) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def rare_garbage_collection() -> Generator[None]:
-    """Inside, the collector leaves alone what is there already, and looks at the rest less often.
+    """Inside, the garbage collector ignores existing objects, and checks others less often.
 
     A generation makes tens of thousands of objects, and hardly any of them need the collector.
     Without this it walks the model and the libraries again each time, and the rollouts under way

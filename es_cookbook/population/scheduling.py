@@ -60,7 +60,7 @@ class BlockScheduler:
         return self._num_genomes - self._next
 
     def begin(self, num_genomes: int) -> None:
-        """Another generation; blocks of the one before may still be running."""
+        """Begin another generation; blocks of the one before may still be running."""
         self._num_genomes = num_genomes
         self._next = 0
         self._taken.clear()
@@ -86,7 +86,7 @@ class BlockScheduler:
         return block
 
     def end(self, block: _Block) -> None:
-        """An engine has run a block, and is free."""
+        """Record that an engine has run a block, and is free."""
         took = max(self._clock() - block.began, 1e-9)
         self._speeds[block.label] = len(block.range_G) / took
 
@@ -210,7 +210,7 @@ class InOrder(Generic[_T]):
         return own
 
     async def _all_taken(self) -> None:
-        """No genome is left of what is under way that no engine has taken."""
+        """Wait until engines have taken all genomes under way."""
         for _, overlap in self._under_way.values():
             await overlap.all_taken.wait()
 

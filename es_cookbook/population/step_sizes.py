@@ -88,7 +88,7 @@ class FoundSigma:
     shortened: str = ""
 
     def table(self) -> str:
-        """The losses as a person reads them."""
+        """The losses as readable text."""
         lines = [
             "  sigma     nats that the centre's answers lose",
             *(f"  {sigma:<9.2g} {loss:.3f}" for sigma, loss in sorted(self.losses.items())),
@@ -209,7 +209,7 @@ class _Search:
         return scores_P_G
 
     async def _loss_at(self, sigma: float) -> float:
-        """Nats that an answer loses.
+        """Loss per answer, in nats.
 
         Raises:
             ConfigError: The σ is out of range.

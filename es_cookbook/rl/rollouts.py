@@ -45,7 +45,7 @@ from es_cookbook.rl.types import (
 )
 
 MAX_STEPS = 10_000
-"""An Env that takes more steps than this has no end."""
+"""Steps after which an Env is considered endless."""
 REPORTED = "reported/"
 """Prefix of a metric's key for the number of answers in its mean, if not all."""
 _DECIMALS = 4

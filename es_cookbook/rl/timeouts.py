@@ -164,7 +164,7 @@ class Watch:
         return self.time()
 
     def _check(self) -> None:
-        """Cancel what is overdue, and schedule the next check."""
+        """Cancel overdue code, and schedule the next check."""
         now = time.perf_counter()
         self._late += max(now - self._check_at, 0.0)
         self._check_at = now + self._interval

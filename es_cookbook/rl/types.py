@@ -1,4 +1,4 @@
-"""The vocabulary of the rl room, from datasets to rollouts.
+"""Types of reinforcement learning, from datasets to rollouts.
 
 A dataset returns batches of `EnvGroupBuilder`s, one per problem. A builder makes a group of `Env`s,
 one per attempt of each genome. A rollout runs one Env with one `Policy` and returns a `Trajectory`;

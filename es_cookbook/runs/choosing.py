@@ -265,7 +265,7 @@ def goes_on(answers: Sequence[Answer]) -> bool:
 def _shape(
     config: Config, free: Collection[str], rollouts: int, num_train: int
 ) -> dict[str, object]:
-    """Genomes, problems and generations that make about so many rollouts."""
+    """Genomes, problems and generations for about so many rollouts."""
     chosen: dict[str, object] = {}
     generations = config.num_generations
     if "num_generations" in free:

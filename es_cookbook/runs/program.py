@@ -115,7 +115,7 @@ def _train_until_signal(config: Config, recorded: Recorded | None = None) -> Non
 
 
 def _interrupted(config: Config) -> str:
-    """When a run was interrupted, and what to do then."""
+    """A message about the time of an interruption, with advice."""
     if advice() in ("", _AGAIN):
         return f"interrupted before the run began; {_AGAIN}"
     recorded = sum(1 for _ in read_history(Path(config.log_path) / HISTORY))
@@ -150,7 +150,7 @@ def train_and_tell(
 def run_and_tell(
     train: Callable[[_Config], object], config: _Config, name: str, began: float
 ) -> None:
-    """Call `train`, and print in one line what it brought to a run directory since `began`.
+    """Call `train`, and print in one line the result in a run directory since `began`.
 
     `name` is in that of the directory if `log_path` is empty.
     """

@@ -137,7 +137,7 @@ class _Announcement(event.Listener):
             say(f"compiling the kernels for this processor, {self.when}: up to two minutes")
 
     def on_end(self, event: event.Event) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 _announcement = _Announcement()

@@ -60,12 +60,12 @@ class EngineActor:
         return pickle.dumps(outcome, pickle.HIGHEST_PROTOCOL)
 
     async def hello(self) -> None:
-        """Answer, to say that the process is there."""
+        """Answer, to show that the process is alive."""
 
     async def build(
         self, builder: EngineBuilder, model_name: str, search_space: "SearchSpaceBuilder"
     ) -> tuple[Built, int, str]:
-        """Returns what a pool knows of it, its process's id and the machine's name."""
+        """Returns its constants for a pool, the process's id and the machine's name."""
         self._engine = engine = await builder(model_name=model_name, search_space=search_space)
         built = engine.traits, engine.tokenizer, engine.space
         return built, os.getpid(), platform.node()

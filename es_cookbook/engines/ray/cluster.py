@@ -43,7 +43,7 @@ class ActorLostError(EngineError):
 
 
 Place: TypeAlias = tuple[object, int]
-"""Room for one engine, reserved: one of Ray's placement groups, and which bundle of it."""
+"""Reserved room for one engine: one of Ray's placement groups, and the bundle's index."""
 
 
 class Cluster:
@@ -238,7 +238,7 @@ class Actor:
 
 
 def _check_reachable(address: str) -> None:
-    """Try the address, which Ray itself would do for minutes, and noisily."""
+    """Try the address; Ray itself would try for minutes, and noisily."""
     target = address
     if address == "auto":
         noted = _CURRENT_CLUSTER.read_text().strip() if _CURRENT_CLUSTER.exists() else ""

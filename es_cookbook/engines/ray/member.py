@@ -125,7 +125,7 @@ class _Mailbox:
         self._flush_soon()
 
     def refuse(self, future: EngineError, waiting: EngineError) -> None:
-        """Raise one error in all future requests, another in those that wait."""
+        """Raise one error in all future requests, another in waiting ones."""
         self._actor, self._refusing = None, future
         for pending in (*self._sent.values(), *self._outbox):
             if not pending.answer.done():
@@ -205,7 +205,7 @@ class _Mailbox:
         self._expect_answers()
 
     def _expect_answers(self) -> None:
-        """Begin to count the seconds without any answer; stop if no request waits for one."""
+        """Start the timer of seconds without an answer; stop it if no request waits."""
         if self._deadline is not None:
             self._deadline.cancel()
         if not self._sent:

@@ -234,11 +234,11 @@ class RayPool(_AskingHost, Engine):
     @property
     @override
     def num_engines(self) -> int:
-        """Engines that are there now."""
+        """Current number of engines."""
         return max(1, len(self.members))
 
     async def add_engines(self, count: int) -> None:
-        """Have more engines join, and wait until they are there.
+        """Add engines, and wait until they have started.
 
         Raises:
             ConfigError: The cluster has no room for them within `start_timeout`.
@@ -315,7 +315,7 @@ class RayPool(_AskingHost, Engine):
 
     @override
     async def load(self, genomes_G: Sequence[Genome]) -> None:
-        """Not supported by pools: genomes are loaded on an engine that is lent."""
+        """Not supported by pools: genomes are loaded on a borrowed engine."""
         raise EngineError("a pool hosts genomes on engines that it lends; use its `lend`")
 
     @override
@@ -390,7 +390,7 @@ class RayPool(_AskingHost, Engine):
 
     @override
     def stats(self) -> Mapping[str, float]:
-        """`engines` there now, and counters: see `Ledger`."""
+        """Current number of `engines`, and counters: see `Ledger`."""
         return {"engines": len(self.members), **self._ledger.counters}
 
     @override

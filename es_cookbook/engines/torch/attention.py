@@ -1,4 +1,4 @@
-"""Attention over a cache of keys and values: what the rows of a batch see.
+"""Attention of a batch's rows over a cache of keys and values.
 
 All lanes share one cache, of places in blocks of `STEP`. A sequence lies in runs of neighbouring
 places: those of a prefix that it shares with others, and its own (see `prefix_cache`). A prefill
@@ -63,7 +63,7 @@ def round_up(number: int, step: int) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """How one layer attends.
+    """Attention settings of one layer.
 
     Attributes:
         index: index of the layer, for the cache.
@@ -95,7 +95,7 @@ class SequenceTable:
         self.shifts_S_R = np.zeros((num_sequences, 1), np.int64)
 
     def put(self, sequence: int, runs: Sequence[Run]) -> None:
-        """Say where a sequence lies."""
+        """Set the runs in which a sequence lies."""
         more = len(runs) - self.begins_S_R.shape[1]
         if more > 0:
             pad = (0, 0), (0, more)
@@ -253,7 +253,7 @@ class KernelRows:
     def attend_rotated(
         self, layer: AttentionLayer, linear: LinearOutputs, heads: tuple[int, int]
     ) -> torch.Tensor:
-        """The same of what linear layers made; heads are (number of kv heads, d)."""
+        """The same from outputs of linear layers; heads are (number of kv heads, d)."""
         y_T_N, (kv_heads, size) = linear[0], heads
         of_kv = y_T_N.view(len(y_T_N), -1, size)[:, :kv_heads]
         out_T_N = y_T_N.new_empty(len(y_T_N), y_T_N.shape[1] - 2 * kv_heads * size)

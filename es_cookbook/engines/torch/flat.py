@@ -1,4 +1,4 @@
-"""Flat token rows over a cache: how batches run where attention can be replaced.
+"""Flat token rows over a cache: the path of models whose attention can be replaced.
 
 Rows are tokens, whatever requests they are of, so prompts of any length make a batch without
 padding, requests come and go while others run, and a row's bits do not depend on its neighbours.
@@ -89,7 +89,7 @@ class FlatForward(Forward):
     def prefill(
         self, table: SlotTable, placed: Sequence[tuple[Work, int]]
     ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
-        """Run what is new of prompts."""
+        """Run the new parts of prompts."""
         del table
         for batch in self._prefill_batches(placed):
             works, slots = map(list, zip(*batch, strict=True))
@@ -117,7 +117,7 @@ class FlatForward(Forward):
 
     @override
     def ended(self, table: SlotTable, slots: Sequence[int]) -> None:
-        """Keep what these have, except of actions that are a rollout's last."""
+        """Keep these requests' tokens, except after a rollout's last action."""
         for slot in slots:
             work = table.works[slot]
             assert work is not None and isinstance(work.request, SampleRequest)
@@ -289,7 +289,7 @@ class FlatForward(Forward):
 
 
 def _together(rows: list[int], device: torch.device) -> torch.Tensor:
-    """A single one twice: a batched matmul of one member takes another code path."""
+    """Double a single member: a batched matmul of one takes another code path."""
     return torch.tensor(rows if len(rows) > 1 else 2 * rows, device=device)
 
 

@@ -296,7 +296,7 @@ class TorchEngine(Engine):
 
     @contextmanager
     def _changing(self, what: str) -> Generator[None]:
-        """Inside, access is exclusive, and nothing is kept of the weights' answers."""
+        """Inside, access is exclusive; cached tokens of the weights are dropped."""
         with self._usage.changing(what):
             self._prefixes.clear()
             yield
@@ -327,7 +327,7 @@ class TorchEngine(Engine):
         self._queue.put(works)
 
     def _served(self, lane: int, began: float, ended: float) -> None:
-        """Called on a lane's thread: it had requests from then to then."""
+        """Called on a lane's thread: record the time in which it had requests."""
         self.spans.add(f"{self.label}, lane {lane}", "sample", began, ended)
 
     def _tell(self, told: list[tuple[Work, list[int]]]) -> None:

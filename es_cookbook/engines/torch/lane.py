@@ -50,7 +50,7 @@ _ByRow: TypeAlias = dict[int, deque[Work]]
 
 
 class WorkQueue:
-    """Requests that wait, by model and genome. Thread-safe.
+    """Waiting requests, by model and genome. Thread-safe.
 
     Attributes:
         changed: notified when work arrives or the queue closes; guards the rest.
@@ -93,7 +93,7 @@ class WorkQueue:
             return None
 
     def leave(self, model: PopulationModel) -> None:
-        """A lane turns away from a model."""
+        """Record that a lane leaves a model."""
         with self.changed:
             self._lanes_on[model] -= 1
             if not self._lanes_on[model]:
@@ -179,7 +179,7 @@ class WorkQueue:
         return taken
 
     def put_back(self, works: Sequence[Work]) -> None:
-        """Let requests that were taken wait on, before all others."""
+        """Put taken requests back at the front of the queue."""
         with self.changed:
             for work in reversed(works):
                 by_row = self._sample.setdefault(work.model, {})
@@ -215,7 +215,7 @@ class WorkQueue:
             return taken
 
     def close(self) -> list[Work]:
-        """Wake the lanes to leave. Returns what still waited."""
+        """Wake the lanes to leave. Returns the requests that still waited."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()

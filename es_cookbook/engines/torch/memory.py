@@ -274,9 +274,9 @@ def total_bytes(device: torch.device) -> int:
 
 
 def trim() -> None:
-    """Let the C library give what is free of its heap back to the system, where it can (glibc's).
+    """Have the C library return free heap memory to the system, if it can (glibc).
 
-    Of a gigabyte of activations it keeps most, and what another part needs comes on top.
+    It keeps most of a gigabyte of activations, and other memory comes on top.
     """
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if give_back is not None:
@@ -366,7 +366,7 @@ class Memory:
         context_length: int,
         may_shorten: bool,
     ) -> CachePlan:
-        """Lower how much runs at a time until a request of the whole context fits.
+        """Reduce concurrency until a request of the whole context fits.
 
         First the lanes become fewer, then the rows of a lane, then the context shorter if it may.
 

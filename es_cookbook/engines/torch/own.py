@@ -1,4 +1,4 @@
-"""A model's own forward and its own cache: how batches run that need nothing of the architecture.
+"""A model's own forward and its own cache: the path that needs nothing of the architecture.
 
 A batch is a cohort: requests that enter together and decode in step, each a row of a batch of
 sequences, padded on the left to one length. So whatever the model keeps of the past (keys and
@@ -72,7 +72,7 @@ class OwnForward(Forward):
 
     @override
     def alike(self, work: Work) -> Hashable:
-        """The prompt's length and the genome, as far as the path wants one of each."""
+        """The prompt's length and the genome, if the path needs one of each per batch."""
         return (
             None if self._path.padded else len(work.sequence),
             None if self._path.mixed else work.row,
@@ -149,7 +149,7 @@ class OwnForward(Forward):
 
     @override
     def keep(self, order: np.ndarray) -> None:
-        """No others stay."""
+        """Keep these rows only."""
         there = torch.from_numpy(order).to(self.device)
         num_rows = len(self._tokens_B_L)
         self._tokens_B_L, self._mask_B_L = self._tokens_B_L[there], self._mask_B_L[there]
@@ -301,7 +301,7 @@ def _left_padded(
 
 
 def _shell(model: PopulationModel) -> PreTrainedModel:
-    """Modules of their own, buffers too, around the same parameters."""
+    """A copy with separate modules and buffers around the same parameters."""
     shared = (*model.module.parameters(), *model.groups)
     return copy.deepcopy(model.module, {id(each): each for each in shared})
 

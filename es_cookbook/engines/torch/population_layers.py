@@ -114,7 +114,7 @@ class LowRankTable:
 
 
 class LowRankRows:
-    """The low-rank part of a group for the blocks of a batch.
+    """A group's low-rank part for the blocks of a batch.
 
     Attributes:
         gathered: each block's factors; None where a kernel reads the table itself.
@@ -354,7 +354,7 @@ class _PopulationLinear(nn.Module):
 
     @override
     def __getattr__(self, name: str) -> Any:
-        """A weight that is read outside of its layer is that of the batch's genome.
+        """The weight of the batch's genome, for reads outside of the layer.
 
         In a batch of several it is the centre's: right if only its dtype is looked at, and for the
         self-check to find out.

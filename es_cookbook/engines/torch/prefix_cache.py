@@ -30,7 +30,7 @@ from es_cookbook.engines.torch.slots import Work
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Node:
-    """Tokens that sequences go on with.
+    """Tokens with which sequences continue.
 
     Attributes:
         who: they are of; their first position, `first`; and where they lie.
@@ -82,7 +82,7 @@ class Lease:
 
 
 class PrefixCache:
-    """Blocks of a cache, and what is kept in them. Thread-safe: all lanes share it.
+    """Blocks of a cache, and the tokens kept in them. Thread-safe: all lanes share it.
 
     Args:
         cache: the cache whose blocks these are.
@@ -104,7 +104,7 @@ class PrefixCache:
         self._stay: dict[_Node, None] = {}  # the one used last comes last, none before its children
 
     def clear(self, whose: Callable[[Hashable], bool] = lambda _: True) -> None:
-        """Let go of all that is kept of some: their weights change."""
+        """Drop all that is kept of some targets: their weights change."""
         with self._lock:
             self.version += 1
             for who in [who for who in self._roots if whose(who)]:
@@ -145,7 +145,7 @@ class PrefixCache:
                     self._publish(node)
 
     def give_back(self, lease: Lease, keep: tuple[int, ...] = ()) -> None:
-        """A request has ended; these first tokens of its sequence, all computed, are kept."""
+        """End a request; these first tokens of its sequence, all computed, are kept."""
         with self._lock:
             node = lease.node
             if keep and node is not None and not node.gone:
@@ -185,7 +185,7 @@ class PrefixCache:
         return path
 
     def _use(self, node: _Node | None) -> None:
-        """It was used just now, and with it all before it: they stay."""
+        """Mark a node and all before it as just used: they stay."""
         while node is not None and node.parent is not None:
             node.stays = True
             self._stay.pop(node, None)
@@ -206,7 +206,7 @@ class PrefixCache:
         return node
 
     def _split(self, node: _Node, length: int) -> _Node:
-        """Make the first tokens of a node one of their own, which is before it and returned."""
+        """Split off the first tokens of a node as a new node before it, which is returned."""
         parent, before = node.parent, node.blocks
         assert parent is not None
         middle = self._add(parent, node.tokens_T[:length], node.runs, node.owner)
@@ -230,7 +230,7 @@ class PrefixCache:
         parent.children[node.key] = node
 
     def _remove(self, node: _Node) -> None:
-        """Let a node and all after it leave the tree."""
+        """Remove a node and all after it from the tree."""
         nodes = [node]
         if node.parent is not None:
             del node.parent.children[node.key]
@@ -280,7 +280,7 @@ class PrefixCache:
             self._free_if_unused(block)
 
     def _forget(self, blocks: Iterable[int]) -> None:
-        """A node no longer has these."""
+        """Release a node's blocks."""
         for block in blocks:
             self._keepers[block] -= 1
             self._free_if_unused(block)
@@ -292,7 +292,7 @@ class PrefixCache:
 
 
 def _merged(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """Runs that go on where the one before ends become one with it."""
+    """Merge each run with the one before if it continues it."""
     merged: list[Run] = []
     for run in runs:
         if not merged or merged[-1][1] != run[1]:

@@ -225,7 +225,7 @@ class ResidentWeights:
         return PopulationModel(copy.deepcopy(self.base, shared), self._path)
 
     def _own(self, module: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-        """The parameters that differ between genomes: those selected, or made of what is."""
+        """The parameters that differ between genomes: selected, or made of selected ones."""
         for name, parameter in named_weights(module):
             if name in self.space.shapes or name in self._quantised:
                 yield name, parameter
@@ -370,7 +370,7 @@ def _row_shapes(
 
 
 def _padded(size: int) -> int:
-    """How long a table makes ranks or outputs of this number, so that bits depend on no position.
+    """Padded length of so many ranks or outputs in a table, so that bits depend on no position.
 
     Sizes that no kernel of the BLAS cuts into registers stay as they are.
     """

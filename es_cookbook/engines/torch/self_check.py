@@ -95,7 +95,7 @@ def right_path(
     context_length: int,
     products: torch.dtype | None = None,
 ) -> tuple[Path, CacheSize]:
-    """The first of `PATHS` on which the model answers as it does by itself, and what it keeps.
+    """The first of `PATHS` on which the model answers as it does by itself, and its cache size.
 
     Args:
         model: model in evaluation mode, on its device.
@@ -147,7 +147,7 @@ def _sentence(error: Exception) -> str:
 
 
 class _Check:
-    """A model, and what it says by itself: as it is, and with a genome's weights merged."""
+    """A model and its own log-probabilities: as it is, and with a genome's weights merged."""
 
     def __init__(
         self,
@@ -301,7 +301,7 @@ class _Check:
         return Work(SampleRequest(row, Observation(prompt_T), params), model, row, _DECODED)
 
     def _force(self, table: SlotTable, slots: np.ndarray, logits: torch.Tensor) -> float:
-        """Compare with what these slots should say, and let them say what the sequence does."""
+        """Compare these slots' log-probabilities, and continue them with the sequence's tokens."""
         differences: list[float] = []
         tokens: list[int] = []
         for slot, own in zip(slots.tolist(), logits.float().log_softmax(-1), strict=True):

@@ -273,7 +273,7 @@ class Forward(ABC):
         self._gathered: tuple[object, np.ndarray, Factors | None] = None, np.empty(0), None
 
     def rest(self) -> None:
-        """Let go of the model."""
+        """Release the model."""
         del self._model, self._gathered
 
     def factors_of_blocks(self, genomes: np.ndarray) -> Factors | None:

@@ -50,7 +50,7 @@ def prepare() -> None:
 
 
 def weights_changed() -> None:
-    """Tell all layers of this process that their weights are not what they packed."""
+    """Tell all layers of this process that their packed weights are outdated."""
     _PackedLinear.num_changes += 1
 
 

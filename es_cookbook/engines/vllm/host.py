@@ -246,7 +246,7 @@ class VLLMEngine(Engine):
 
     @override
     async def save(self, path: Path) -> None:
-        """Made anew from the base model and the steps: weights never travel."""
+        """Rebuilt from the base model and the steps: weights never travel."""
         with self._usage.changing("save the centre"):
             await asyncio.to_thread(self._save, path)
 
@@ -387,7 +387,7 @@ class VLLMEngine(Engine):
         return ("centre", 0)
 
     def _salt(self, target: Target) -> str:
-        """Names the weights that answer, for good: the base's are the same at all times."""
+        """Permanent name of the weights that answer: the base's never change."""
         return "base" if target == "base" else f"{target} of {self._version}"
 
     @contextmanager
@@ -447,7 +447,7 @@ class Turnstile:
 
     @asynccontextmanager
     async def using(self, weights: Hashable) -> AsyncGenerator[None]:
-        """Inside, these weights are there and stay.
+        """Inside, these weights are loaded and stay.
 
         Raises:
             Exception: What `switch` raised.

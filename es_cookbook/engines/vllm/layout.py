@@ -184,7 +184,7 @@ def _slices_of(module: torch.nn.Module, count: int) -> tuple[list[_Numbers], lis
 
 
 class _Probe:
-    """Loads tensors whose elements say where they are from, and reads what stands where.
+    """Loads tensors whose elements encode their origin, and reads where they end up.
 
     Attributes:
         parameters: the model's, with two axes each; they share its memory.
@@ -264,7 +264,7 @@ class _Probe:
 
 
 def _not_computed_with(model: torch.nn.Module) -> set[int]:
-    """Identities of parameters that vLLM has made something else of, once, and computes with that.
+    """Identities of parameters that vLLM converts once, to compute with the result.
 
     Latent attention (MLA) absorbs a projection into others, and some kernels want experts shuffled.
     """
@@ -289,7 +289,7 @@ def _matrix(parameter: torch.Tensor) -> torch.Tensor:
 def _in_order(
     info: ParameterInfo, places: _Numbers, of_whole: _Numbers
 ) -> tuple[_Numbers, tuple[int, int]]:
-    """Sort places by what they hold, which has to be neighbours."""
+    """Sort places by their contents, which have to be neighbours."""
     of_whole, order = of_whole.sort()
     first = int(of_whole[0])
     if not torch.equal(of_whole, torch.arange(first, first + len(of_whole))):
@@ -312,7 +312,7 @@ def _unknown(info: ParameterInfo) -> ModelError:
 
 @contextmanager
 def _without_lora(model: torch.nn.Module) -> Generator[None]:
-    """LoRA layers stand aside: loaders do not know them."""
+    """Inside, LoRA layers are out of the way: loaders do not know them."""
     wrapped: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

@@ -40,9 +40,9 @@ class Output:
 
     @contextmanager
     def kept(self) -> Generator[None]:
-        """Inside, all that is printed goes into the file, for good of processes started there.
+        """Inside, all output goes into the file; that of processes started there always does.
 
-        It is where this process's file descriptors lead that is changed, for all of its threads.
+        This redirects this process's file descriptors, for all of its threads.
         """
         if self.is_shown:
             yield
@@ -100,7 +100,7 @@ def _root_cause(lines: Iterable[str]) -> str | None:
 
 
 def informative_line(error: Exception) -> str:
-    """The first line that says something; validation errors begin with a count."""
+    """The first informative line; validation errors begin with a count."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     informative = [line for line in lines if "validation error" not in line]
     return (informative or lines or [type(error).__name__])[0]

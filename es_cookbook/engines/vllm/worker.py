@@ -52,7 +52,7 @@ _LORA_OF_GPT2: dict[str, object] = {
     "is_non_gated_moe": False,
     "lora_manager": None,
 }
-"""vLLM has LoRA layers for all linear weights of GPT-2, but its model does not say so."""
+"""GPT-2: vLLM has LoRA layers for all its linear weights, but its model does not say so."""
 
 for _name, _value in _LORA_OF_GPT2.items():
     setattr(GPT2LMHeadModel, _name, _value)
@@ -71,7 +71,7 @@ def slot_request(slot: int) -> LoRARequest:
 
 
 def _answers(method: Callable[_Arguments, object]) -> Callable[_Arguments, Answer]:
-    """Bring our own errors home as themselves: vLLM would make a text of them."""
+    """Return our own errors as themselves: vLLM would turn them into text."""
 
     @functools.wraps(method)
     def answer(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Answer:
@@ -84,7 +84,7 @@ def _answers(method: Callable[_Arguments, object]) -> Callable[_Arguments, Answe
 
 
 class GenomeWorker:
-    """Mixed into a vLLM worker; see the module's text."""
+    """A mixin for vLLM workers; see the module's text."""
 
     model_runner: Any  # vLLM's own
     _genomes: "_RankGenomes"

@@ -27,7 +27,7 @@ _Word: TypeAlias = np.uint64
 
 
 def _high(_: Any, a: Any, b: Any) -> tuple[Any, Callable[..., Any]]:
-    """The upper half of the product of two words: one instruction, which Python has not."""
+    """The upper half of the product of two words: one instruction, which Python lacks."""
 
     def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
         del context, signature

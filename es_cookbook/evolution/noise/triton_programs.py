@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from es_cookbook.evolution.noise import RUN, SEEDS_OF_PARTITION
 
 HAVE_TRITON = importlib.util.find_spec("triton") is not None
-"""torch for the CPU comes without it; this module can then be imported, and nothing in it run."""
+"""Without Triton, as in torch for the CPU, this module can be imported, but nothing in it run."""
 
 if TYPE_CHECKING:
     # Triton's own types say what its Python functions return, which is not what programs compute.

@@ -1,1 +1,1 @@
-"""Ask for a population, tell its fitness: a file an algorithm."""
+"""Ask for a population, tell its fitness: one file per algorithm."""

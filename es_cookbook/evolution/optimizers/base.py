@@ -91,7 +91,7 @@ class Optimizer(ABC):
         return 1
 
     def begin_after(self, steps: Sequence[Step]) -> None:
-        """Begin where a fork does, before the first `ask`: after another run's steps.
+        """Begin as a fork, before the first `ask`: after another run's steps.
 
         Otherwise the centre begins at the base. Optimizers that only add to the centre ignore it.
 
@@ -158,7 +158,7 @@ class OptimizerBuilder(ABC):
 
     @classmethod
     def carried_over(cls, es: Mapping[str, object]) -> dict[str, object]:
-        """The same, without what this optimizer cannot find."""
+        """The same, without settings that this optimizer cannot find."""
         return {
             name: value
             for name, value in cls.carried(es).items()
@@ -188,7 +188,7 @@ class OptimizerBuilder(ABC):
 
 
 class OptimizerNames(Names):
-    """Optimizers by name; whichever is chosen takes from the recipe's settings of `es` what it can.
+    """Optimizers by name; the chosen one adopts the recipe's settings of `es` as far as it can.
 
     Args:
         settings: fields by an optimizer's name; those of `es` are the recipe's, others win for one.

@@ -85,7 +85,7 @@ def average_weights(decay: float, count: int) -> list[float]:
 
 
 def scaled(gradients: Sequence[Gradient], weights: Sequence[float]) -> Gradient:
-    """Σ weight · gradient, as terms; what would not move anything is left out."""
+    """Σ weight · gradient, as terms; zero terms are left out."""
     return tuple(
         Term(term.seed, weight * term.coefficient)
         for gradient, weight in zip(gradients, weights, strict=True)

@@ -124,7 +124,7 @@ async def run_code(code: str, stdin: str = "", limits: Limits | None = None) -> 
 
 @functools.cache
 def check_sandbox() -> None:
-    """Start the sandbox once, to see whether it can be had.
+    """Start the sandbox once, to check that it is available.
 
     Raises:
         SandboxError: What is missing, and how to get it.
@@ -277,7 +277,7 @@ def _drop_user() -> Sequence[str]:
 
 
 def _limited(limits: Limits) -> Sequence[str]:
-    """Inside, because there a user's processes are counted from the sandbox's own on."""
+    """Limits, set inside: there only the sandbox's own processes of a user count."""
     cpu_seconds = math.ceil(limits.seconds) + 1
     return (
         "/usr/bin/prlimit",

@@ -87,7 +87,7 @@ def _shown(error: BaseException) -> str:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Loads the parent's main program as soon as something of it is needed, and not before."""
+    """Loads the parent's main program lazily, when something of it is needed."""
 
     def __init__(self, stream: io.BytesIO, main: tuple[str, str] | None) -> None:
         super().__init__(stream)

@@ -88,7 +88,7 @@ async def in_worker(function: Callable[[*_Ts], _T], *args: *_Ts, timeout: float)
 
 
 def end_idle_workers() -> None:
-    """End the workers that have nothing to do; by themselves they end after five minutes."""
+    """End idle workers; by themselves they end after five minutes."""
     while _idle:
         _idle.pop().kill()
     for process in _killed:
@@ -152,7 +152,7 @@ class _Worker:
             await loop.sock_sendall(self._socket, worker.LENGTH.pack(len(each)) + each)
 
     async def read(self, count: int) -> bytes:
-        """So many bytes.
+        """Receive so many bytes.
 
         Raises:
             ConnectionError: The process has ended.

@@ -1,4 +1,4 @@
-"""Chats as tokens, by the tokenizer's own chat template; what the model wrote stays as it was.
+"""Chats as tokens, by the tokenizer's own chat template; the model's own tokens stay as they were.
 
 A chat template turns a whole chat into text. If it were applied after every turn, the model's own
 words would be tokenized again, and other tokens may come out than were sampled: the model would see
@@ -439,7 +439,7 @@ class Chat:
 
 
 _renderer = functools.lru_cache(16)(Renderer)
-"""One for all rows of a data set, whose template is tried once."""
+"""One renderer for all rows of a data set, whose template is tried once."""
 
 
 @dataclasses.dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Texts as tokens: the one place in which prompts are encoded.
+"""Texts as tokens: the only place in which prompts are encoded.
 
 A tokenizer may put tokens before a text, behind it, or both. A prompt begins with the former, once,
 and never ends with the latter: what follows an end of sequence is another text.

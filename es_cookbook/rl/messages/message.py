@@ -149,7 +149,7 @@ def with_system(system: str, messages: Sequence[Message]) -> Sequence[Message]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Parsed:
-    """A model's text, read.
+    """A parsed text of a model.
 
     Attributes:
         content: the text without the calls that were read, stripped.

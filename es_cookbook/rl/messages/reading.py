@@ -1,4 +1,4 @@
-"""Messages and tools as JSON has them, in rows and in requests: all that they say, or a refusal.
+"""Messages and tools in JSON, of rows and of requests: read completely, or refused.
 
 Read are `role` and `content`, of the assistant `tool_calls` and what it thought, of a tool
 `tool_call_id` and `name`. A content is text, or parts of text, a line each. `developer` is the
@@ -126,7 +126,7 @@ class JsonObject:
         return [JsonObject(each, f"{self.at(name)}[{at}]") for at, each in enumerate(found)]
 
     def number(self, name: str, most: float) -> float | None:
-        """0, or from the least that can be divided by to this."""
+        """Take a number: 0, or from the least divisor to `most`."""
         found = self.take(name, (int, float), None)
         if found and not LEAST <= found <= most:
             least = f"0, or from {LEAST:g}" if 0 < found < LEAST else "from 0"

@@ -201,7 +201,7 @@ def _end_of_digits(text: str) -> int:
 
 
 def _stands_alone(text: str, found: re.Match[str]) -> bool:
-    """Whether what stands around a number on its line leaves it what it is."""
+    """Whether the text around a number on its line leaves its value as it is."""
     line = text.rfind("\n", 0, found.start()) + 1
     before = text[line : found.start()].replace(_TEXT, "")
     if not _BEFORE.search(before):
@@ -234,7 +234,7 @@ def _reading(found: re.Match[str]) -> Reading | None:
 
 
 class _NotProperError(Exception):
-    """A whole number stands before a fraction that is not between 0 and 1."""
+    """A whole number before a fraction that is not between 0 and 1."""
 
 
 def _size(text: str) -> Fraction:

@@ -1,4 +1,4 @@
-"""Kernels that read rows of logits: what is chosen of each, and what a token's probability is.
+"""Kernels over rows of logits: choice of tokens, and their probabilities.
 
 A row of a large vocabulary is a megabyte, so it is read as it is, in float32 or bfloat16, and what
 is made of it (its softmax) is one row that stays in the processor's cache, used again for the next.
@@ -152,7 +152,7 @@ _BITS_OF_ONE = np.float32(1).view(np.int32)
 
 @kernel()
 def _keep_nucleus(masses_V: Row, size: int, most: float) -> None:
-    """Set to 0 what is outside of the nucleus: the largest masses, the first of equal ones first.
+    """Set masses outside the nucleus to 0: it has the largest ones, the first of equals first.
 
     They are those before which less than `most` has been added up. Most are told apart by their
     level, found in the bits of a number; only those of the level where the nucleus ends are sorted.
