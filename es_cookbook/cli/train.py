@@ -78,9 +78,9 @@ def with_sizes(options: Sequence[str]) -> list[str]:
     >>> with_sizes(["eval_every=3", "size=none"])
     ['eval_every=3', 'size=']
     >>> with_sizes(["preset=es_at_scale", "num_generations=5"])[2]
-    'size=sampling.max_tokens'
+    'size=sampling.max_tokens,sampling.stop'
     >>> with_sizes(["preset=es_at_scale", "eval_every=3"])[2]
-    'size=dataset.num_test,sampling.max_tokens,num_generations'
+    'size=dataset.num_test,sampling.max_tokens,sampling.stop,num_generations'
     """
     pairs = (each.lstrip("-").partition("=") for each in options)
     taken = TrainConfig.whole_options({name: value for name, _, value in pairs})

@@ -287,3 +287,17 @@ def place_of(frame: FrameType) -> str | None:
                 return f"{code.co_qualname} ({code.co_filename}:{at.f_lineno})"
         at = at.f_back
     return None
+
+
+_ends: list[Callable[[], None]] = []
+
+
+def at_end_of_run(end: Callable[[], None]) -> None:
+    """Have a function called when a run ends: for processes that its rollouts have started."""
+    _ends.append(end)
+
+
+def end_of_run() -> None:
+    """Call the functions that were given to `at_end_of_run`."""
+    for end in _ends:
+        end()

@@ -38,7 +38,7 @@ from es_cookbook.common.errors import WorkerError, WorkerTimeoutError
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.machine.processes import how_ended, kill_group, started
 from es_cookbook.rl.grading import worker
-from es_cookbook.rl.timeouts import clock_stopped, in_turn
+from es_cookbook.rl.timeouts import at_end_of_run, clock_stopped, in_turn
 
 SECONDS_TO_START = 60.0
 """Limit for a worker to start and to import what a function needs."""
@@ -88,12 +88,15 @@ async def in_worker(function: Callable[[*_Ts], _T], *args: *_Ts, timeout: float)
 
 
 def end_idle_workers() -> None:
-    """End idle workers; by themselves they end after five minutes."""
+    """End the workers that have nothing to do, as a run does when it ends."""
     while _idle:
         _idle.pop().kill()
     for process in _killed:
         process.wait()
     _killed.clear()
+
+
+at_end_of_run(end_idle_workers)
 
 
 async def _answer(name: str, request: bytes, timeout: float) -> bytes:

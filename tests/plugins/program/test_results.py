@@ -90,7 +90,7 @@ NAMES = "a result may have 100 metrics, with names of 100 characters"
         ('{"reward": NaN}', "must return a finite number"),
         ('{"reward": 1%s}' % ("0" * 400), "must return a finite number"),
         ('{"reward": "1"}', "must return a finite number"),
-        ('{"answer": 1}', "has no `reward` of its own"),
+        ('{"answer": 1}', "the result has no `reward`, and"),
         ('{"reward": 1, "metrics": {"x": "y"}}', "must return"),
         ('{"reward": 1, "metrics": {"x": Infinity}}', "must return"),
         ('{"reward": 1, "metrics": null}', "must return"),

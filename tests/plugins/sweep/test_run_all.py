@@ -75,7 +75,7 @@ def test_another_run_in_its_place_is_refused_and_not_taken_for_it(tmp_path: Path
 
 
 def test_runs_that_would_share_a_directory_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"log_path of its own, found .*run more than once"):
+    with pytest.raises(ConfigError, match=r"its own log_path, found .*run more than once"):
         run_all([short(tmp_path / "run"), short(tmp_path / "run", seed=1)])
     assert not (tmp_path / "run").exists()
 

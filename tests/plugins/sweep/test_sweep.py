@@ -1,5 +1,6 @@
 """Sweeps: every run once and to its end, on workers that are never idle, whatever happens."""
 
+import contextlib
 import functools
 import json
 import os
@@ -83,6 +84,13 @@ def test_every_trial_is_run_under_every_seed_and_nothing_twice(
     assert "begins" not in capsys.readouterr().out
 
 
+def is_worker(process: psutil.Process) -> bool:
+    """Whether it is a worker of a sweep: other tests leave processes as well, also ended ones."""
+    with contextlib.suppress(psutil.Error):
+        return "es_cookbook.plugins.sweep.worker" in process.cmdline()
+    return False
+
+
 def in_background(
     act: Callable[[psutil.Process], None], tmp_path: Path, run: str
 ) -> threading.Thread:
@@ -92,10 +100,7 @@ def in_background(
         history = tmp_path / "sweep" / run / "history.jsonl"
         while not history.exists() or len(list(read_history(history))) < 2:
             time.sleep(0.02)
-        children = psutil.Process().children()  # Graders of other tests are workers too.
-        (worker,) = (
-            child for child in children if "es_cookbook.plugins.sweep.worker" in child.cmdline()
-        )
+        (worker,) = filter(is_worker, psutil.Process().children())
         act(worker)
 
     thread = threading.Thread(target=watch, daemon=True)
