@@ -14,8 +14,8 @@ the centre) then has two axes everywhere, and a weight keeps the rows and column
 with. Only who computes with a weight has to know whether it is transposed.
 
 Left out: experts of classes that do not use the interface (Llama 4, JetMoE), whose parameters stay
-whole; subclasses of `nn.Linear` that compute something else (some routers); and what is also an
-embedding's table. They are no linear weights.
+whole; subclasses of `nn.Linear` that compute something else (some routers); and embedding
+tables. They are not linear weights.
 """
 
 import re
@@ -98,7 +98,7 @@ def linear_weights(model: nn.Module) -> dict[str, bool]:
 def named_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """`model.named_parameters()`, with experts' parameters replaced by their members.
 
-    Members are views outside of autograd: what is written into one is in the parameter.
+    Members are views outside of autograd: writes to one change the parameter.
     """
     of_experts = _expert_parameters_of(model)
     for name, parameter in model.named_parameters():

@@ -3,7 +3,7 @@
 All code that loads models gets a model directory, so transformers and vLLM never ask a server.
 Other names (a name on the Hub, a run, a file of another program, `bundled:countdown`) belong to a
 format that is registered in the group `formats` and returns a directory for them. Directories that
-formats make of something else are kept in a cache, under a digest of what they were made of; they
+formats convert are kept in a cache, under a digest of their sources; they
 are complete or absent, and two processes that need one at the same time make it once. A manifest
 beside each has the digests of its files, and their sizes and times: a file whose size or time has
 changed is read and compared once, and a directory that differs from its manifest is made again.

@@ -78,8 +78,8 @@ def load_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
 def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrainedModel:
     """The model in evaluation mode on `device`.
 
-    Of a quantised checkpoint, the linear layers are `QuantLinear`: each has its weight dequantised,
-    in the model's dtype, and the numbers and scales that it comes from.
+    Linear layers of a quantised checkpoint are `QuantLinear`: each has its weight dequantised, in
+    the model's dtype, and the numbers and scales that it comes from.
 
     The dtype is "auto" for the checkpoint's own, or a torch dtype's name.
 
@@ -134,7 +134,7 @@ def load_architecture(model_name: str, weights: bool = True) -> PreTrainedModel:
 
 
 def architecture_for(search_space: SearchSpaceBuilder, model_name: str) -> PreTrainedModel:
-    """`load_architecture`, with quantised layers where the search space moves what is in them.
+    """`load_architecture`, with quantised layers if the search space moves their parts.
 
     Raises:
         ModelError: As `quantised_architecture`.
@@ -221,8 +221,8 @@ def base_parameters(
     A parameter is looked up in the checkpoint under its own name, or under another that is tied to
     it, an expert's as a part of its parameter, dequantised, and cast to the engine's dtype. Where
     the checkpoint stores the model otherwise (some architectures fuse or rename on loading, or keep
-    parameters in float32 whatever the dtype), transformers loads all of it, as an engine does, and
-    then it does take the memory of the model. What a quantised weight is made of is as stored.
+    parameters in float32 for any dtype), transformers loads all of it, as an engine does, and
+    then it does take the memory of the model. Parts of a quantised weight are as stored.
     Threads may share it.
 
     Args:
@@ -385,7 +385,7 @@ def _check_kernels(model_name: str, path: Path) -> None:
     """Refuse a config that names kernels on the Hub, which transformers would fetch and run."""
     try:
         waiting = [parsed(read_file(path, LARGEST_CONFIG, None))]
-    except (OSError, ValueError):  # Who loads the model says so.
+    except (OSError, ValueError):  # Loading the model reports it.
         return
     while waiting:
         found = waiting.pop()

@@ -1,6 +1,6 @@
 """PEFT LoRA adapters on the disk: read, and written as PEFT, transformers and vLLM load them.
 
-The factors are written in float32, as the centre keeps them, whatever dtype the base is sampled in:
+The factors are written in float32, as the centre keeps them, for any dtype of the base:
 they are small, and loaders cast them. Names are the weights' with `lora_A` and `lora_B`
 in them.
 
@@ -42,7 +42,7 @@ _WITHOUT_EFFECT = (
     "revision",
     "inference_mode",
     "unsloth_fixed",
-    # Of training alone.
+    # For training alone.
     "lora_dropout",
     # Which layers have factors; the file of weights says it.
     "target_modules",
@@ -51,7 +51,7 @@ _WITHOUT_EFFECT = (
     "layers_pattern",
     # PEFT corrects it for each layer by its class.
     "fan_in_fan_out",
-    # Details of what other fields turn on, which are checked.
+    # Details of features that other, checked fields turn on.
     "loftq_config",
     "eva_config",
     "corda_config",

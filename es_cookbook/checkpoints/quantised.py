@@ -177,6 +177,6 @@ def _settings(model_name: str) -> Mapping[str, object] | None:
     try:
         config = cast("dict[str, object]", parsed(read_file(path, LARGEST_CONFIG, None)))
         found = next((how for key in QUANTISATION_FIELDS if (how := config.get(key))), None)
-    except (OSError, ValueError, AttributeError):  # Who loads the model says so.
+    except (OSError, ValueError, AttributeError):  # Loading the model reports it.
         return None
     return cast("dict[str, object]", found) if isinstance(found, dict) else None

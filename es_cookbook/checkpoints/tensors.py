@@ -3,7 +3,7 @@
 A checkpoint's files are mapped into memory and a tensor's bytes come from the disk when they are
 looked at, so a model of any size can be read, hashed or replayed in the memory of a few tensors.
 
-What is written is safetensors (https://github.com/huggingface/safetensors): a JSON header that says
+Files are safetensors (https://github.com/huggingface/safetensors): a JSON header that says
 where each tensor lies, and the tensors' bytes. With names, dtypes and shapes known, the header is
 written first and the tensors in any order. The file is, byte for byte, what the library itself
 would write.
@@ -238,7 +238,7 @@ def restore_centre(centre: Centre, steps: Sequence[Step], snapshot: Path | None)
     """Set a centre to the base moved by these steps. Returns its fingerprint.
 
     Args:
-        centre: any centre of the base, wherever it is; of a part of the parameters, too.
+        centre: any centre of the base, on any device; of a part of the parameters, too.
         steps: all steps, from the base on.
         snapshot: an earlier centre to start from; the base if None, or if it cannot be used.
     """

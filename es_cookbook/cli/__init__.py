@@ -93,7 +93,7 @@ def _place(name: str) -> int:
 
 
 def summary(value: str) -> str:
-    """The first line about what is registered as "module:name", as half a sentence.
+    """The first line of the docs of "module:name", as half a sentence.
 
     It is read, not imported. A recipe's is that of its package.
     """

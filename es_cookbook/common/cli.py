@@ -313,7 +313,7 @@ def _described(
         if option.optional and option.part is None and path not in given
         if any(other.startswith(f"{path}.") for other in given)
     }
-    if chosen:  # An optional part, of which a field is given.
+    if chosen:  # An optional part with a given field.
         return _described(config_class, {**given, **chosen}, config)
     return blueprint, options
 

@@ -47,7 +47,7 @@ _LONGEST_LINE = 500
 def config_to_json(config: object) -> str:
     """The whole config as indented JSON, every default written out; it can be read back.
 
-    Of an object it also says the version of the format (`FORMAT`).
+    An object also has the version of the format (`FORMAT`).
 
     Raises:
         ConfigError: A value that cannot be rebuilt from text, for example a lambda, or that is not
@@ -67,7 +67,7 @@ def config_from_json(text: str, trust: Collection[str] = ()) -> object:
     and the functions in `FUNCTIONS`; of the packages and scripts in `trust` and of the script that
     was run, classes and functions. Every value must be of its field's declared
     type, and a class or a function itself may stand only where that asks for one. Nothing is called
-    but the chz classes. What it would reach (an address, a repository) has to be in `trust` too
+    but the chz classes. All that it would reach (an address, a repository) has to be in `trust` too
     (`es_cookbook.common.trust`).
 
     A field that is missing takes its default.
@@ -135,7 +135,7 @@ def load_fields(
 def trust_of(text: str) -> frozenset[str]:
     """Everything that a config of this process needs trusted to be read back.
 
-    What is read with it may reach anything, so it is this config, or only compared with it.
+    Configs read with it may reach anything, so they are this config, or only compared with it.
 
     Args:
         text: result of `config_to_json`, not of a file.
@@ -350,7 +350,7 @@ class _Reader:
 
 @contextlib.contextmanager
 def _at(where: object) -> Generator[None]:
-    """Inside, what is wrong with a value is a `ConfigError` that says where it is."""
+    """Inside, errors in a value become a `ConfigError` that says where it is."""
     try:
         yield
     except (TypeError, ValueError, ArithmeticError) as error:

@@ -111,8 +111,8 @@ _MOST_FRAMES = 6
 def own_frames(trace: str) -> str:
     """The frames of the first exception of a traceback that are in the user's own files.
 
-    Frames of this package and of libraries are left out. Of an endless recursion, the first and the
-    last frames are shown.
+    Frames of this package and of libraries are left out. Endless recursion shows its
+    first and last frames.
     """
     first = re.split(r"\n\n(?:The above exception|During handling) ", trace, maxsplit=1)[0]
     frames = re.finditer(r'^ +File "(.+)", line .*\n(?:    .*\n)*', first + "\n", re.MULTILINE)
@@ -165,7 +165,7 @@ _MOST_NAMES, _LONGEST_NAME = 100, 200
 
 
 def nearest(name: str, accepted: Iterable[str]) -> str:
-    """A half-sentence that lists what is accepted, the nearest to `name` first.
+    """A half-sentence that lists the accepted names, the nearest to `name` first.
 
     >>> nearest("fulrank", ["lowrank", "fullrank"])
     "did you mean 'fullrank'? Accepted: fullrank, lowrank"

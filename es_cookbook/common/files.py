@@ -1,6 +1,6 @@
 """Atomically written files and directories, and untrusted files.
 
-What is written is made beside its final name, fsynced and renamed.
+They are written beside the final name, fsynced and renamed.
 
 A file from a stranger may be a pipe that blocks, a device without end, a link to a private file, or
 a terabyte. So files of a run or model directory are opened by `opened` (or by `opened_descriptor`,

@@ -107,7 +107,7 @@ def screen() -> TextIO:
 
 @contextlib.contextmanager
 def stderr_into(stream: TextIO) -> Generator[None]:
-    """Inside, stderr is written to `stream`, except for what is printed on `screen`."""
+    """Inside, stderr is written to `stream`, except for prints on `screen`."""
     global _screen
     before, _screen = _screen, screen()
     try:
@@ -145,7 +145,7 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
 
 
 def leave(code: int) -> None:
-    """End this process without waiting for its threads; what was printed is written out."""
+    """End this process without waiting for its threads; its output is flushed."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -166,7 +166,7 @@ def until_stdout_closes() -> Generator[None]:
         with contextlib.suppress(AttributeError, ValueError):  # A reward, say, has closed it.
             sys.stdout.flush()
     except BrokenPipeError:
-        # What is still to be written goes nowhere, so that Python can end without complaining.
+        # Pending output is discarded, so that Python can end without complaining.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None
 

@@ -105,7 +105,7 @@ def resolve(text: str, trust: Collection[str] = ()) -> Callable[..., object]:
         _check_trusted(module_name, packages, text)
     try:
         module = importlib.import_module("__main__" if is_main else module_name)
-    except Exception as error:  # Whatever a module's own code raises.
+    except Exception as error:  # Any error of the module's own code.
         said = " ".join(str(error).split()) or type(error).__name__
         hint = ""
         if isinstance(error, ModuleNotFoundError) and error.name == module_name:
@@ -173,7 +173,7 @@ def references_in(plain: object) -> set[str]:
 def typed(text: str) -> Callable[..., object]:
     """The class or function that a user typed as "module:name" or "path/to/script.py:name".
 
-    A module's file in the current directory is taken as a script. What is typed is trusted.
+    A module's file in the current directory is taken as a script. Typed names are trusted.
 
     Raises:
         ConfigError: There is none.
@@ -224,11 +224,11 @@ def _loaded(path: Path) -> str:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     if (folder := str(here.parent)) not in sys.path:
-        sys.path.append(folder)  # A script may import what lies beside it.
+        sys.path.append(folder)  # A script may import its neighbours.
     sys.modules[name], _loaded_scripts[name], _is_importing = module, here, True
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # Whatever a script's own code raises.
+    except Exception as error:  # Any error of the script's own code.
         del sys.modules[name], _loaded_scripts[name]
         said = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{path} cannot be imported: {said}") from error

@@ -134,7 +134,7 @@ class Host(ABC):
 
         Every engine draws from the softmax of logits / temperature over the tokenizer's tokens
         (`es_cookbook.engines.vocabulary`), with top-p from its smallest set of most probable
-        tokens; greedily at temperature 0, whatever seed and top-p. The log-probabilities of an
+        tokens; greedily at temperature 0, for any seed and top-p. The log-probabilities of an
         action are those of `logprobs`: before temperature and top-p.
         Targets with one seed have common random numbers: the same tokens, as long as their
         distributions are the same. Engines of different kinds draw differently from one seed.
@@ -328,7 +328,7 @@ def check_sample(request: SampleRequest, context_length: int, vocabulary_size: i
     """Check a request's prompt, stop strings and seed.
 
     Returns:
-        Most tokens to sample: what is asked for, or what the context has room for.
+        Most tokens to sample: as requested, or as fit into the context.
 
     Raises:
         RequestError: No prompt, one that fills the context, an empty stop string, no such token,

@@ -113,7 +113,7 @@ class GenomeFactors:
     def _shared(self, name: str, rank: int) -> _Terms:
         shares, genomes_G = self._space.shares, self._genomes_G
         seeds = sorted({term.seed for genome in genomes_G for term in genome.terms})
-        # Noise of seeds that have no part in the weight need not be made, but some has to be.
+        # Noise of seeds without a part in the weight need not be made, but some has to be.
         seeds = [seed for seed in seeds if shares.of(name, [Term(seed, 1.0)])] or seeds[:1]
         place_of_seed = {seed: place for place, seed in enumerate(seeds)}
 
@@ -141,7 +141,7 @@ class GenomeFactors:
             self._write_terms(slots)
 
     def finish(self) -> None:
-        """Make what is not written yet; the tensors must not have moved since."""
+        """Write all pending factors; the tensors must not have moved since."""
         if not self._jobs:
             return
         from es_cookbook.evolution.noise.triton_kernels import entries_of, fill

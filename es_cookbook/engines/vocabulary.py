@@ -34,6 +34,6 @@ class Vocabulary:
 def keep_tokens(logits: torch.Tensor, never: torch.Tensor) -> torch.Tensor:
     """Logits, changed in place: those that are of no token are as low as their type can say.
 
-    They stay finite, since kernels read what is infinite slowly.
+    They stay finite, since kernels read infinities slowly.
     """
     return logits.index_fill_(-1, never, torch.finfo(logits.dtype).min)

@@ -1,6 +1,6 @@
 """The centre of the population: parameters as a function of the base model and the history.
 
-The centre is kept in float32 whatever the base model's dtype, for the selected parameters only. It
+The centre is kept in float32 for any dtype of the base, for the selected parameters only. It
 moves by steps, in exact arithmetic (see `es_cookbook.evolution.spaces.base`), so the same steps
 give the same bits on any machine and with any number of threads, and `restore` is exact in every
 dtype: perturbed weights are derived from the centre, and nothing is ever undone by subtraction.
@@ -100,8 +100,8 @@ class Centre:
             centre's whole life, moved in place.
         shapes: name -> shape of the whole parameter.
         parts: name -> which part of the parameter that is.
-        fingerprints: name -> what it added to the fingerprint that was given last; a rank's own
-            share, which others' are added to.
+        fingerprints: name -> its term in the fingerprint returned last; a rank's own share, to
+            which others' are added.
 
     Raises:
         ModelError: The base lacks a selected parameter, or has it in another size.
@@ -275,7 +275,7 @@ def merge_steps(steps: Iterable[Step]) -> list[Step]:
         plain.clear()
 
     for step in steps:
-        if step.decay == 1:  # Back to the base: what was before does not matter.
+        if step.decay == 1:  # Back to the base: earlier steps do not matter.
             merged.clear()
             plain.clear()
             decay = 0.0

@@ -8,7 +8,7 @@ bits in both, so a sum is the same in any order.
 
 A step's rule: sums, products and quotients of single elements are float32, each rounded separately,
 as IEEE 754 requires on CPUs and GPUs. torch's float32 square roots are not: on Intel's CPUs they
-are MKL's, of which one in 150 is off by a bit. So roots are computed in float64 and rounded to
+are MKL's, and one in 150 is off by a bit. So roots are computed in float64 and rounded to
 float32, which is correct even where the float64 root is off by one bit: no root of a float32 number
 is that close to the middle between two others.
 

@@ -225,8 +225,8 @@ class MuonRule(Rule):
 
     Keller Jordan's Muon (https://kellerjordan.github.io/posts/muon/): a Newton-Schulz iteration
     brings the singular values of G = Σ c ε to about 1 and keeps its singular vectors. The result is
-    scaled to the RMS of the matrix's own plain sum, so learning rates keep their meaning, whatever
-    the rank of the noise, the factors on σ and the blocks. To parameters other than matrices the
+    scaled to the RMS of the matrix's own plain sum, so learning rates keep their meaning for any
+    rank of the noise, factors on σ and blocks. To parameters other than matrices the
     plain sum is added.
 
     Attributes:

@@ -83,7 +83,7 @@ async def evaluate(
     """
     if not env_group_builders_P:
         return {}
-    # The extra ones come last: the held-out problems' sampling seeds stay what they are.
+    # The extra ones come last: the held-out problems keep their sampling seeds.
     all_P = [*env_group_builders_P, *extra_P]
     groups_P = await attempt(sampler, all_P, attempts, temperature)
     num_problems = len(env_group_builders_P)
@@ -144,7 +144,7 @@ def summary(
 ) -> dict[str, float]:
     """The means of an evaluation, by the names that `evaluate` gives them without `test/`.
 
-    Of the extra problems, only their Envs' metrics, and what was lost.
+    For the extra problems, only their Envs' metrics, and lost rollouts.
     """
     all_P = [*groups_P, *extra_P]
     return {
@@ -157,12 +157,12 @@ def summary(
 
 
 def ks_of(attempts: int) -> list[int]:
-    """The k of which pass@k is reported: powers of two up to the attempts, and all of them."""
+    """The k for which pass@k is reported: powers of two up to the attempts, and all of them."""
     return list(dict.fromkeys((*(2**power for power in range(attempts.bit_length())), attempts)))
 
 
 def majority_ks_of(attempts: int) -> list[int]:
-    """The k of which maj@k is reported: of two attempts, most are both or any."""
+    """The k for which maj@k is reported, from 3: of two attempts, most are both or any."""
     return [k for k in ks_of(attempts) if k > 2]
 
 

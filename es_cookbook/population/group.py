@@ -182,7 +182,7 @@ class RolloutGroup:
         sampling: sampling parameters of policies, unless their Env has others.
         num_genomes: number of genomes of the population.
         seeds_K: sampling seed of each attempt's n-th call; the same for every genome.
-        watch: stops what has control for too long.
+        watch: stops code that has control for too long.
         ended: called with each attempt that has ended.
     """
 
@@ -248,7 +248,7 @@ class RolloutGroup:
         return None
 
     async def close(self) -> None:
-        """Close the handle once, whatever is being cancelled around it."""
+        """Close the handle once, even while being cancelled."""
         handle, self._handle = self._handle, None
         if handle is None:
             return
@@ -328,7 +328,7 @@ class RolloutGroup:
 async def running(groups_P: Sequence[RolloutGroup], watch: Watch) -> AsyncGenerator[None]:
     """Inside, attempts at these problems run; in the end all groups are closed.
 
-    Task groups wrap whatever stops them; what is raised is the one error that the user should read.
+    Task groups wrap errors; this raises the one error that the user should read.
     """
     try:
         with watch:

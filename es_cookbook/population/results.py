@@ -80,9 +80,9 @@ def share_interval(
 
         n = m (1 - m) / v,   v = Σ (w / Σ w)² (x - m)² · P / (P - 1)
 
-    at least as many as there are problems, which is what all that failed are worth, or all that did
-    not. Of what is above that only a part counts, since few problems that differ from most say
-    little of the variance: r / (r + 4) with r of them, by which 95 % cover in simulations.
+    at least as many as there are problems, the value if all attempts failed, or none did. Only a
+    part of the excess counts, since few problems that differ from most say little about the
+    variance: r / (r + 4) with r of them, by which 95 % cover in simulations.
 
     Args:
         values_P: shares of a problem's attempts, in [0, 1].
@@ -113,7 +113,7 @@ def share_interval(
 def bootstrap_interval(
     values_P: NDArray[np.float64], seed: int, resamples: int = RESAMPLES
 ) -> Interval:
-    """The interval of a mean over problems; NaN without any. Of zeros and ones `share_interval`.
+    """The interval of a mean over problems; NaN without any. For zeros and ones, `share_interval`.
 
     Args:
         values_P: a value per problem, none NaN.
@@ -350,8 +350,8 @@ def majorities(
 ) -> NDArray[np.float64]:
     """The value of the majority's answer among k attempts, for each problem.
 
-    Attempts without an answer do not vote. Of answers with equally many votes each counts alike,
-    and where there is none the problem is worth 0.
+    Attempts without an answer do not vote. Answers with equally many votes count alike;
+    without any the problem is worth 0.
 
     >>> values = np.array([[0.0, 1.0, 1.0, 0.0]])
     >>> majorities([["4", "7", "7", None]], values, 4)

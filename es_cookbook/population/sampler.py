@@ -11,7 +11,7 @@ The one idea is common random numbers: the sampling seed is a function of (run s
 problem, attempt, turn) and not of the genome, so that genomes differ by what they are and not by
 their luck.
 
-What fails: an Env's exception or time-out loses its own rollout (NaN, counted); a request that no
+Failures: an Env's exception or time-out loses its own rollout (NaN, counted); a request that no
 engine could serve is the user's mistake and stops the run with its sentence; so does an engine that
 failed. The time-out counts only the time for which the Env has had control, waiting for the engine
 left out: a large population is slow, not hung.

@@ -38,8 +38,8 @@ class BlockScheduler:
 
     No genome belongs to an engine before the engine takes it. A free engine takes its share of the
     generation: by its speed, which is that of its last block. An engine whose speed is not known
-    takes half of its share. What is left after that is shared in the same way by those that are
-    free first.
+    takes half of its share. The rest is shared in the same way by engines that are free
+    first.
 
     Args:
         clock: seconds.

@@ -6,10 +6,10 @@ less likely by 0.3 nats gives it up in about a quarter of all cases. So
 
     loss(σ) = mean over answers and genomes of  log π_centre(answer) - log π_genome(answer)
 
-where an answer is all that the model says in a rollout. Of answers drawn at temperature 1 it is the
-Kullback-Leibler divergence of genome and centre. In mirrored pairs what is linear in σ cancels, and
-it grows like σ²: two pairs with the same seeds at every σ are enough, while rewards of so few
-genomes are mostly luck. It needs no rewards: a task of which nothing is solved yet, or everything,
+where an answer is all that the model says in a rollout. For answers drawn at temperature 1 it is
+the Kullback-Leibler divergence of genome and centre. Terms linear in σ cancel in mirrored pairs,
+and it grows like σ²: two pairs with the same seeds at every σ are enough, while rewards of so few
+genomes are mostly luck. It needs no rewards: a task with all problems solved, or none,
 has a σ too.
 
 The σ that is taken loses `LOSS`. That was chosen where grids of runs had told which σ learns most,

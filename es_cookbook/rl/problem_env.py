@@ -79,7 +79,7 @@ class ProblemEnv(ProvableEnv):
     def grade(self, text: str) -> Grade:
         """Grade an answer, in microseconds: it runs on the event loop, once per rollout.
 
-        What takes longer overrides `graded` and awaits `es_cookbook.rl.grading.workers.in_worker`.
+        For slower grading override `graded`, and await `es_cookbook.rl.grading.workers.in_worker`.
         """
         raise EnvError(f"{type(self).__name__} has no `grade`: await `graded`, which it overrides")
 

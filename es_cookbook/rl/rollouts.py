@@ -280,8 +280,8 @@ def answer_lengths(
     `rollouts/truncated` is the share of answers that reached `sampling.max_tokens`, or the end of
     the context; `rollouts/mean_tokens` and `rollouts/p95_tokens` are the mean length in sampled
     tokens and the length that 95 % do not exceed. An answer is one action: a rollout of several
-    turns has several. An answer that ends at a limit of its Env's own is not cut. What those that
-    were cut look like is told by `endings`, beside the gold answers of `problems_P` where they are
+    turns has several. An answer that ends at a limit of its Env's own is not cut. `endings` says
+    what cut answers look like, beside the gold answers of `problems_P` where they are
     given.
     """
     golds_P = [gold_of(problem) for problem in problems_P] or [None] * len(groups_P)
@@ -357,7 +357,7 @@ class Example:
         sampled_T: log-probabilities with which those that have a loss were sampled, 0 elsewhere;
             () where they do not matter.
         count: number of equal examples that it stands for.
-        is_read: whether what has a loss was given to the model to read, and not sampled.
+        is_read: whether tokens with a loss were given to the model to read, and not sampled.
     """
 
     tokens_T: tuple[int, ...]

@@ -13,7 +13,7 @@ a supervised loss (Malladi et al. 2023, arXiv:2305.17333).
 Why it helps: a rollout of a genome's own says one number about that genome, and where most genomes
 give the same greedy answer their rewards are equal. Here every answer tells something of every
 genome, and a score is a smooth function of the perturbation, so it has no luck in it. A generation
-needs P · K rollouts whatever the size of the population. In exchange each genome reads all answers
+needs P · K rollouts for any size of the population. In exchange each genome reads all answers
 that have a weight (equal ones once): N scorings of them, without sampling a token.
 
 It is the surrogate at the centre: where a step goes so far that other answers become likely, their
@@ -113,7 +113,7 @@ class Surrogate(AnswerSource):
 class GoldAnswers(AnswerSource):
     """Genomes score each problem's gold answer: its log-probability, the end of sequence included.
 
-    What has several turns is scored in all of them, behind what its Env says in between.
+    A gold answer of several turns is scored in all of them, after its Env's messages in between.
     """
 
     attempts: int = chz.field(default=1, doc="answers of the centre to each problem, for metrics")

@@ -117,8 +117,8 @@ class Observation:
         stop: strings that end the action; the action's text and tokens include them.
         stop_token_ids: tokens that end the action, as the model's end-of-sequence tokens do.
         max_tokens: most tokens of the action, where that is fewer than the sampling parameters say.
-        is_last: the action ends the rollout, whatever it is, so that engines need keep nothing for
-            a next turn.
+        is_last: any action ends the rollout, so that engines need keep nothing for a next
+            turn.
         usual_stop: strings that end the action where `SamplingParams.stop` is None.
     """
 
@@ -287,7 +287,7 @@ class ProvableEnv(Env):
 
 
 class EnvGroup:
-    """The group handle that `make_envs` returns: the Envs, and whatever they share.
+    """The group handle that `make_envs` returns: the Envs, and what they share.
 
     Override `close` if Envs share resources (a sandbox). It is called exactly once, when the group
     ends, also on failure and cancellation.

@@ -102,7 +102,7 @@ class _CheckedFile(cast(Any, caching).IndexDataCacheFile):
 
 
 def _read(path: Path) -> object:
-    """Read what was saved.
+    """Read the saved content.
 
     Raises:
         OSError: It is missing or damaged; numba compiles the loop in either case.

@@ -2,8 +2,8 @@
 
 Threads are here for matrix products, and share the work in equal parts. So a thread is worth it
 
-- on a CPU that the process may run on (its affinity), within the quota of a container: a machine of
-  64 CPUs of which a container may use two has two. A quota of 1.5 has two threads as well: they are
+- on a CPU that the process may run on (its affinity), within the quota of a container: two
+  for a container limited to two of 64 CPUs. A quota of 1.5 has two threads as well: they are
   held up in turn and do 1.5 times what one does. Less than a quarter of a core has no thread;
 - once for each core: hyper-threads share one set of vector units, which the products of one thread
   fill, and the cache;

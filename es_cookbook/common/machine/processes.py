@@ -1,7 +1,7 @@
 """Child processes: each leads a group, which is ended as a whole.
 
 All processes of the package start here: sandboxes, graders, programs, MCP servers, runs of a sweep.
-A child has a separate session, so Ctrl-C does not reach it, and whatever it starts is in its group.
+A child has a separate session, so Ctrl-C does not reach it, and its own children are in its group.
 If Linux's `setpriv` is installed, a child is killed when this process dies; with `choom`, the
 kernel also ends it before this process if memory runs out.
 

@@ -1,4 +1,4 @@
-"""Time spans for profiles: a track, what it did, and from when to when.
+"""Time spans for profiles: a track, its activity, start and end.
 
 Engines and samplers report to a `Spans`. In a run without a profile it is `NO_SPANS`, which
 discards them, so that callers need no condition.

@@ -2,7 +2,7 @@
 
 A call between processes costs a hundred times what a request does, so a call carries many: `submit`
 takes a batch and returns at once, `fetch` waits until there is an answer and takes all there are.
-What a method raises is sent back too: pickled as itself, never as a traceback.
+Exceptions are sent back too: pickled as themselves, never as a traceback.
 
 This module knows nothing of Ray; the pool makes an actor of the class where it starts one.
 """
@@ -51,7 +51,7 @@ class EngineActor:
         self._changing = asyncio.Lock()
 
     async def call(self, method: str, *arguments: object) -> bytes:
-        """Run a method. Returns (True, what it returned) or (False, what it raised), pickled."""
+        """Run a method. Returns (True, result) or (False, exception), pickled."""
         run = cast("Callable[..., Awaitable[object]]", getattr(self, method))
         try:
             outcome = (True, await run(*arguments))

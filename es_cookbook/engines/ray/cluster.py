@@ -2,7 +2,7 @@
 
 `address="local"` starts a private Ray that only this machine can reach and that ends with the last
 pool of this process; `auto` and host:port join a cluster that is there, on which es_cookbook has to
-be installed and the model has to be found under the same name. What the engines' processes print is
+be installed and the model has to be found under the same name. Output of the engines' processes is
 in Ray's log directory (`/tmp/ray/session_latest/logs` of each machine) and nowhere else.
 
 This is the only module that imports Ray.
@@ -202,7 +202,7 @@ class Actor:
         self._call = cast("Callable[..., Awaitable[bytes]]", cast(Any, handle).call.remote)
 
     async def call(self, method: str, *arguments: object, timeout: float | None) -> object:
-        """Run a method of `EngineActor`, for at most `timeout` seconds. Returns what it returns.
+        """Run a method of `EngineActor`, for at most `timeout` seconds. Returns its result.
 
         Raises:
             ActorLostError: The process died.

@@ -4,10 +4,10 @@ Low-rank genomes share one model: all of them run in one batch (`population_laye
 (`FullRank`) get a model each, as many as there is memory
 for (see `memory`); a larger population goes in blocks.
 The centre is kept in float32 and moved by exact arithmetic (`evolution.centre`); the weights that
-sample are always derived from it, never undone. Of a quantised checkpoint the weights are held as
-what they stand for (`checkpoints.quantised`), so it takes the memory of a plain one.
+sample are always derived from it, never undone. Weights of a quantised checkpoint are held
+dequantised (`checkpoints.quantised`), so it takes the memory of a plain one.
 
-What prompts of a genome begin with in common is computed once (`forward.prefix_cache`).
+Common prefixes of a genome's prompts are computed once (`prefix_cache`).
 
 On the CPU weights have the dtype of the checkpoint and products the one that the processor
 multiplies fastest (`processor`). An action is a function of (centre, genome, prompt, sampling seed)

@@ -1,10 +1,10 @@
 """Flat token rows over a cache: the path of models whose attention can be replaced.
 
-Rows are tokens, whatever requests they are of, so prompts of any length make a batch without
+Rows are tokens of any requests, so prompts of any length make a batch without
 padding, requests come and go while others run, and a row's bits do not depend on its neighbours.
 
-Of prompts only those tokens are rows whose keys and values are not there yet, and of prompts of one
-genome that begin alike, only those of the first of them: see `prefix_cache`.
+Only tokens of prompts whose keys and values are not cached yet are rows; a common prefix of one
+genome's prompts is computed once: see `prefix_cache`.
 """
 
 import dataclasses

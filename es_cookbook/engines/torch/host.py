@@ -268,8 +268,8 @@ class TorchEngine(Engine):
     def stats(self) -> Mapping[str, float]:
         """Counters: `tokens` sampled, `requests` taken, and tokens of their prompts.
 
-        Of those `prefilled_tokens` were run, and of `cached_tokens` the keys and values were there,
-        of a prompt that begins alike or a turn before.
+        `prefilled_tokens` of those were run, and `cached_tokens` were cached, from a prompt with
+        the same prefix or an earlier turn.
         """
         return {
             "tokens": sum(lane.num_tokens for lane in self._lanes),

@@ -66,7 +66,7 @@ class WorkQueue:
         self._sample: dict[PopulationModel, _ByRow] = {}
         self._score: dict[PopulationModel, _ByRow] = {}
         self._lanes_on: dict[PopulationModel, int] = {}
-        # Lanes that have their share of what waits for a model, until more comes.
+        # Lanes that have their share of requests for a model, until more come.
         self._served: dict[PopulationModel, set[int]] = {}
 
     def put(self, works: Sequence[Work]) -> None:
@@ -276,7 +276,7 @@ class Lane:
                 except Exception as error:  # its callers get it; the lane itself must live on
                     error.add_note("".join(traceback.format_exception(error)))
                     lost = {work for work in (*self._table.works, *self._taken) if work is not None}
-                    # What fails before it takes any request would fail for ever.
+                    # A failure before any request is taken would repeat forever.
                     lost = lost or self._queue.take_all(model)
                     self._table = SlotTable(0, 0)
                     self._deliver([(work, error) for work in lost])

@@ -1,11 +1,10 @@
 """The division of a machine's memory by a torch engine.
 
 What a user leaves open follows from what is free once the weights are there: half of it may hold
-what is kept of tokens, of which a quarter is for what no request reads (what prompts have in
-common, and answers that a next turn goes on from), a quarter of it resident genomes, and a quarter
-is for the work itself. These are limits. What is taken follows from the run: genome tables are as
-large as the population, and of the cache blocks are taken for as many tokens as requests have,
-prompt and `max_tokens`, those that they share once.
+cached tokens, a quarter of them read by no request (common prefixes of prompts, and answers that
+a next turn continues), a quarter of it resident genomes, and a quarter is for the work itself.
+These are limits. Actual use follows from the run: genome tables are as large as the population,
+and requests take cache blocks for their tokens, prompt and `max_tokens`, shared ones once.
 """
 
 import copy
@@ -115,7 +114,7 @@ def flat_cache_size(
         _run_probe(_quick_copy(model))
     except Unfit:
         raise
-    except Exception:  # what looks at values, as a router does, cannot be run without
+    except Exception:  # modules that read values, such as routers, cannot run without them
         _run_probe(_with_weights(model))
     noted, _noted.layers = _noted.layers, []
     if not noted:
@@ -158,7 +157,7 @@ def own_cache_size(model: PreTrainedModel, path: Path) -> CacheSize:
         short, long = (bytes_of_cache(probe, alone, n) for n in (_SHORT, _LONG))
     except Unfit:
         raise
-    except Exception:  # what looks at values cannot be run without
+    except Exception:  # modules that read values cannot run without them
         probe = _with_weights(model)
         short, long = (bytes_of_cache(probe, path, n) for n in (_SHORT, _LONG))
     per_token = max(1, -(-(long - short) // (_LONG - _SHORT)))

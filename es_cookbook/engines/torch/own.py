@@ -1,7 +1,7 @@
 """A model's own forward and its own cache: the path that needs nothing of the architecture.
 
 A batch is a cohort: requests that enter together and decode in step, each a row of a batch of
-sequences, padded on the left to one length. So whatever the model keeps of the past (keys and
+sequences, padded on the left to one length. So the form of the cache (keys and
 values, recurrent or convolution states, both) is up to the model. How much a cohort may mix is the
 model's `Path`. Rows that end leave the cache once a fifth of them has; others join with the next
 cohort. Long prompts run a few rows at a time, and what they leave is joined.

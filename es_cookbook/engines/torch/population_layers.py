@@ -15,7 +15,7 @@ others the model's own forward runs a batch of sequences with the model's own ca
 `own`). Which one is right for a model `self_check` finds out.
 
 Rows come in blocks that belong to one genome, so the low-rank parts are two batched matmuls,
-whatever the mix of genomes. What the layers need to know about the rows is the `Batch` of the
+for any mix of genomes. The layers find all they need about the rows in the `Batch` of the
 calling thread.
 
 Bit for bit, a row of the flat path must not depend on its neighbours. Products in float32 and in
@@ -237,8 +237,8 @@ def _matrix(layer: nn.Linear | Conv1D) -> torch.Tensor:
 class LinearGroup:
     """Linear layers that read the same input, computed by one matmul; most groups have one member.
 
-    The members' weights are views of one fused tensor, so whatever writes a member's weight in
-    place is seen here.
+    The members' weights are views of one fused tensor, so in-place writes to a member's
+    weight are seen here.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class LinearGroup:
     ) -> None:
         self.index = index
         self.is_head = is_head
-        self.is_bare = False  # what the weights make need not be widened
+        self.is_bare = False  # outputs of the weights need not be widened
         self.is_read = False  # by modules that may want more of the weights than products
         self.transposed = is_transposed(layers[0])
         self._packed: PackedWeight | None = None
@@ -502,7 +502,7 @@ class PopulationModel:
         with _running(batch):
             output = cast("CausalLMOutput", (module or self.module)(**inputs))
         if self._head is not None and output.logits is batch.last:
-            self._head.is_bare = True  # the model does nothing with it: what reads it widens it
+            self._head.is_bare = True  # the model does nothing with it: its readers widen it
         return output
 
 

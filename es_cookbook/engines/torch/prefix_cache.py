@@ -1,6 +1,6 @@
 """Allocates the blocks of the key-value cache, and shares common prefixes of prompts.
 
-What requests of one genome begin with in common is computed once. Every request's prompt is a path
+Common prefixes of one genome's requests are computed once. Every request's prompt is a path
 in a tree of its genome's: a node is some tokens that prompts go on with, and where their keys and
 values lie. A request takes the path that its prompt has in common with the tree, and blocks of its
 own for the rest, which becomes a node itself; where it leaves a node in the middle, the node is
@@ -10,12 +10,12 @@ alike, for attempts at one problem, and for a rollout's next turn, which begins 
 
 A node that several requests had in common, or that a next turn may begin with, stays when they have
 ended, until the weights change or there is no room: the one not used for longest goes first. All
-others go with their request. A block is free once neither a request nor a node has it, so whatever
-leaves the tree, requests that read it continue.
+others go with their request. A block is free once neither a request nor a node has it, so
+requests continue even if nodes that they read leave the tree.
 
 Other lanes share what a lane computes once it is there; until then they compute it themselves, so
 that no lane waits for another. A token's keys and values have the same bits however they were made
-(on the CPU: see `attention`), so answers are the same whatever is shared or has been let go of.
+(on the CPU: see `attention`), so answers do not depend on what is shared or was dropped.
 """
 
 import dataclasses
@@ -112,7 +112,7 @@ class PrefixCache:
 
     def take(self, work: Work, owner: object) -> Lease | None:
         """Blocks for a request, whose new tokens `owner` computes; None if there is no room now."""
-        tokens_T, end = work.sequence, work.num_prompt - 1  # the last one says what comes next
+        tokens_T, end = work.sequence, work.num_prompt - 1  # the last one predicts the next token
         with self._lock:
             node: _Node | None = None
             path: list[_Node] = []

@@ -3,8 +3,8 @@
 The base is never written. The centre lives twice: in float32, where steps move it exactly, and in
 the dtype that samples, always derived from the former. Low-rank genomes and adapters are tables
 beside the model's weights; dense genomes are models of their own, sharing the large tables that the
-search space leaves alone. Of a quantised layer the centre has the parameters that move, and a model
-the weight that they make.
+search space leaves alone. For a quantised layer the centre has the parameters that move, and a
+model the weight that they make.
 """
 
 import copy
@@ -167,7 +167,7 @@ class ResidentWeights:
             storage = parameter.untyped_storage()  # several layers that run as one are in one
             own = held.get(storage.data_ptr(), (storage, 0))[1]
             held[storage.data_ptr()] = storage, own + parameter.nbytes
-        # What is also of weights that stay as they are is kept.
+        # Memory shared with unchanged weights is kept.
         for storage, own in held.values():
             if storage.resizable() and storage.nbytes() == own:
                 self._released.append((storage, own))

@@ -156,18 +156,18 @@ class _Check:
         weights: Collection[str] | None,
         products: torch.dtype | None,
     ) -> None:
-        """`part` copies what is run; `weights` host low-rank genomes, None if they are dense."""
+        """`part` makes the copy to run; `weights` host low-rank genomes, None if they are dense."""
         self._model, self._part, self._products = model, part, products
         self._device = model.device
         module = part(model)
         self._unused: PreTrainedModel | None = module
         attention = attention_of(module)
-        # What transformers does otherwise may leave out a part, such as Gemma 2's capped scores.
+        # transformers' other implementations may omit parts, such as Gemma 2's capped scores.
         set_attention(module, "eager")
         infos = [
             info for info in parameter_infos(module) if weights is None or info.name in weights
         ]
-        # What a weight is made of does not matter here.
+        # Quantisation does not matter here.
         linear = [dataclasses.replace(info, bits=None) for info in infos if info.kind == "linear"]
         embedding = module.get_input_embeddings()
         if not isinstance(embedding, nn.Embedding):

@@ -51,7 +51,7 @@ class Work:
     Attributes:
         model: the weights that answer, and `row`, their row of the low-rank tables.
         limit: most tokens to sample; 0 for a logprobs request.
-        version: version of the weights when it came, for what is kept of it.
+        version: version of the weights when it came, for its cached tokens.
         wants_tops: a logprobs request also asks for the most probable tokens.
         cancelled: set by the caller's side; the lane then forgets the request.
     """
@@ -85,7 +85,7 @@ class Work:
 
     @property
     def length(self) -> int:
-        """Tokens with those still to be sampled: what it needs of a cache."""
+        """Tokens with those still to be sampled: the room it needs in a cache."""
         return len(self.sequence) + self.limit
 
 

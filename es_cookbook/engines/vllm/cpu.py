@@ -10,7 +10,7 @@ through a general einsum. With a factor or a few a token that costs as much as t
 here it is two loops that copy nothing. It also gives a request without an adapter the last slot's
 (index -1); here it gives none.
 
-They sample a token for a prompt of which only a part is computed, discard it, and set the request's
+They sample a token for a prompt that is only partly computed, discard it, and set the request's
 random number generator back by an offset, which a generator on the CPU does not have. Here nothing
 is drawn from it for such a token.
 
@@ -60,7 +60,7 @@ def _without_idle_generators(sample_tokens: Callable[..., object]) -> Callable[.
     @functools.wraps(sample_tokens)
     def sample(self: object, *arguments: object) -> object:
         runner = cast(Any, self)
-        generators = runner.input_batch.generators  # by row; what samples has this very dictionary
+        generators = runner.input_batch.generators  # by row; the sampler has this very dictionary
         is_discarded = runner.discard_request_mask.np[: runner.input_batch.num_reqs]
         rows = [row for row in is_discarded.nonzero()[0].tolist() if row in generators]
         idle = {row: generators.pop(row) for row in rows}

@@ -170,7 +170,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         traits = EngineTraits(
             self.max_genomes if slots else 1,
             context_length,
-            # What weights are rounded to, wherever vLLM holds them in float32.
+            # Dtype that weights are rounded to, even if vLLM holds them in float32.
             str(llm.model_config.dtype).removeprefix("torch.") if dtype == "auto" else dtype,
             slots["max_lora_rank"] // space.rank if space.rank else None,
         )

@@ -254,7 +254,7 @@ class VLLMEngine(Engine):
     def stats(self) -> Mapping[str, float]:
         """Counters: `tokens` sampled, `requests` taken, and tokens of their prompts.
 
-        Of those `prefilled_tokens` were run, and `cached_tokens` were in the cache.
+        `prefilled_tokens` of those were run, and `cached_tokens` were in the cache.
         """
         return dict(self._counters)
 

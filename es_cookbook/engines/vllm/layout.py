@@ -1,8 +1,8 @@
 """The places of Hugging Face parameters in one rank's vLLM model.
 
 vLLM fuses parameters (q, k and v; gate and up), shards them over ranks, pads and permutes them,
-each model in its own way, and its own loader is the only text that says how. So we ask the loader:
-it is given tensors whose elements name their row or column, and what it leaves behind is the map.
+each model in its own way, and only its own loader defines how. So we ask the loader:
+it is given tensors whose elements name their row or column, and its result is the map.
 It is checked element by element, so a parameter that is laid out in some other way is refused, not
 guessed at.
 
@@ -88,7 +88,7 @@ def find_placements(
         as_stored: checkpoint's form of a parameter; the loader knows checkpoints.
 
     Returns:
-        What this rank has of them, by name, in the order of `infos`.
+        This rank's parts of them, by name, in the order of `infos`.
 
     Raises:
         ModelError: One of them lies in the model in a way that is not rows and columns.

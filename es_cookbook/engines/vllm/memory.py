@@ -4,9 +4,9 @@ vLLM takes its share of a GPU when it starts: weights, LoRA slots, and all that 
 values. The centre, in float32, comes to the same GPU later. So vLLM is given the user's share less
 the centre, and what cannot fit is refused before it starts. On the CPU all is the machine's memory.
 
-What depends on vLLM's version is left out. **No comparison with a GPU yet.**
+Anything that depends on vLLM's version is left out. **No comparison with a GPU yet.**
 
-What follows from that for vLLM's arguments is here too: a low-rank genome or an adapter is resident
+The resulting arguments for vLLM are here too: a low-rank genome or an adapter is resident
 in a LoRA slot, dense genomes need none, and fused experts have none.
 """
 

@@ -80,7 +80,7 @@ class Output:
         return failure
 
     def close(self) -> None:
-        """Forget what was printed."""
+        """Discard the output so far."""
         self._file.close()
 
     def _lines(self, start: int) -> list[str]:

@@ -4,8 +4,8 @@ vLLM imports this module in every worker before the model is loaded and mixes `G
 the worker. The engine calls its methods by name; arguments and answers are plain numbers, texts,
 bytes and lists: once the search space, then seeds (or a small space's coordinates), never weights.
 
-The centre is kept in float32, for the part of each parameter that the rank has. What vLLM samples
-with is always derived from it, never undone. Dense genomes take the weights' place one at a time;
+The centre is kept in float32, for the part of each parameter that the rank has. The weights that
+sample are always derived from it, never undone. Dense genomes take the weights' place one by one;
 low-rank genomes are LoRA slots beside the centre's weights, written here from (seed, coefficient);
 adapters are slots beside the base's weights, which stay as they are, so these may be quantised.
 """
@@ -41,7 +41,7 @@ if current_platform.is_cpu():
     cpu.prepare()
 
 Answer: TypeAlias = tuple[str, object]
-"""Nothing and what was asked for, or an error's class and its sentence."""
+""""" and the result, or an error's class and its sentence."""
 
 _LORA_OF_GPT2: dict[str, object] = {
     "supports_lora": True,
@@ -58,7 +58,7 @@ for _name, _value in _LORA_OF_GPT2.items():
     setattr(GPT2LMHeadModel, _name, _value)
 
 FingerprintPiece: TypeAlias = Sequence[str | int]
-"""Name, first and last row, first and last column, and what that part adds to the fingerprint."""
+"""Name, first and last row, first and last column, and that part's term in the fingerprint."""
 _Weights: TypeAlias = int | Literal["centre", "base"]
 """The weights of a loaded genome, by its index, of the centre or of the base."""
 _Arguments = ParamSpec("_Arguments")
@@ -135,7 +135,7 @@ class GenomeWorker:
     def genomes_restore(self, steps: bytes, snapshot: str | None) -> list[FingerprintPiece]:
         """Set the centre to the base moved by encoded steps; no genome is resident afterwards.
 
-        Of a snapshot that is on the way the rank reads its own parts, and goes on from there.
+        The rank reads its own parts of a snapshot on the way, and goes on from there.
         """
         path = None if snapshot is None else Path(snapshot)
         decoded = list(decode_steps(steps))

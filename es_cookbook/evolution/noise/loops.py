@@ -7,8 +7,8 @@ and index the same table.
 
 **Rank-1 updates**: a step of the centre adds thousands of outer products to every weight, W <- W +
 column · rowᵀ. An array library reads and writes W once or twice for each of them. Here all of them
-are added to one tile of W while it is in the first cache, four in a pass, so what is left is
-arithmetic. It is exact: every product and every sum is rounded to float32 by itself, in the order
+are added to one tile of W while it is in the first cache, four in a pass, so only arithmetic
+is left. It is exact: every product and every sum is rounded to float32 by itself, in the order
 of the updates (`compiled` says why). LLVM works on several elements at once, which changes no bit.
 """
 

@@ -6,7 +6,7 @@ words of a block (block b is the published function at counter b + 1, see
 `es_cookbook.evolution.noise`), `_noise` spreads them over the block's elements.
 
 One program computes a *tile* of whole blocks, because Philox generates a block at once. Requested
-are runs of `length` elements, of which run i begins at element `start + i * pitch`: one run for a
+are runs of `length` elements; run i begins at element `start + i * pitch`: one run for a
 range, one per row for a region of a matrix. Runs may begin and end in the middle of a block; the
 rest of a tile is masked.
 

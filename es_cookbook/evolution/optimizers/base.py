@@ -39,7 +39,7 @@ class Optimizer(ABC):
     def ask(self, generation: int) -> list[Genome]:
         """The population of a generation, `genomes_G`.
 
-        A pure function of the run seed, the generation and what was told before.
+        A pure function of the run seed, the generation and earlier calls of `tell`.
         """
 
     records_scores: bool = False
@@ -49,7 +49,7 @@ class Optimizer(ABC):
 
     @property
     def asks_ahead(self) -> bool:
-        """Whether what `ask` returns does not depend on what was told: it may be asked early."""
+        """Whether `ask` does not depend on earlier calls of `tell`: it may be called early."""
         return False
 
     @abstractmethod
@@ -78,7 +78,7 @@ class Optimizer(ABC):
     def sigma(self, generation: int) -> float:
         """Standard deviation of the generation's perturbations, per parameter.
 
-        Of the generation that was asked last, until the next one is asked; schedules know others.
+        It is that of the generation asked last, until the next one is asked; schedules know others.
         """
 
     def learning_rate(self, generation: int) -> float | None:
@@ -152,7 +152,7 @@ class OptimizerBuilder(ABC):
     def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
         """The fields of this optimizer that correspond to these, which a recipe has for `es`.
 
-        What is `AUTO` there is found for this one, too.
+        Values that are `AUTO` there are found for this one, too.
         """
         return {name: value for name, value in es.items() if name in chz.chz_fields(cls)}
 

@@ -34,7 +34,7 @@ problems; here each generation has its own. Trap: between the two the centre is 
 so evaluate after an even number of generations.
 
 A learning rate that was found is for fitness of unit variance, which z-scores have. Ranks have a
-standard deviation of 0.29, less where many tie, and rewards whatever the task gives them. With
+standard deviation of 0.29, less where many tie, and that of rewards depends on the task. With
 `divides_fitness` the optimizer uses fitness in units of its RMS over the run so far:
 
     f / r_t,   r_t² = mean over generations up to t, those without a signal left out, of mean f²
@@ -217,7 +217,7 @@ class ESOptimizer(Optimizer):
         refuse_zero_sigma(self.sigma, num_generations)
 
     def sigma(self, generation: int) -> float:
-        """The base sigma times its schedule, times what it has adapted to."""
+        """The base sigma times its schedule and adapted factor."""
         factor = self._config.sigma_schedule(generation, self._num_generations)
         told, its_factor = self._told
         adapted = its_factor if generation == told else self._sigma_factor

@@ -5,7 +5,7 @@ Momentum (Polyak 1964, as an average):
     v = Σ_j m^age g_j / Σ_j m^age,   centre <- centre + α v
 
 Because the weights add up to 1, a steady gradient gives plain ES's steady step, so α keeps its
-meaning whatever m is. What is gained is a step whose noise is that of about (1 + m) / (1 - m)
+meaning for any m. The gain is a step whose noise is that of about (1 + m) / (1 - m)
 generations instead of one; over the whole run a seed moves the centre as far as in plain ES, only
 spread over the window. Trap: the sum in place of the average, see `window`.
 
@@ -64,9 +64,9 @@ class Muon(Momentum):
         centre <- centre + α · RMS(v) / RMS(U Vᵀ) · U Vᵀ
 
     with v the average of `momentum`, of this matrix. So the update has the RMS that momentum's has,
-    and α keeps its meaning, whatever the rank of the noise, the factors on σ. (Muon
+    and α keeps its meaning for any rank of the noise and factors on σ. (Muon
     proper has no such factor: its gradients' lengths say nothing. Here a generation with little
-    signal makes a small step.) Parameters that are no matrices gain plain momentum's update.
+    signal makes a small step.) Parameters other than matrices get plain momentum's update.
 
     Trap: the iteration is matrix products, which round as each library likes; here they are exact
     (`evolution.exact`), so the centre is the same on every machine. And with few terms the update
@@ -101,15 +101,15 @@ class ClipUp(WindowedES):
 
     Lengths are RMS per parameter here, known from coefficients alone: noise has unit variance and
     seeds are independent. So `learning_rate` is the RMS of one generation's push and `max_speed`
-    that of the step, in the parameters' own units, whatever the fitness; the paper advises
+    that of the step, in the parameters' own units, for any fitness; the paper advises
     max_speed = 2 α.
 
     Without the limit the steady speed would be α / (1 - m), the very divergence that `window` warns
     of; the limit is what makes the heavy-ball form safe. Trap: normalising makes a full step of a
     generation that hardly said anything. One that said nothing at all only lets the speed fall.
 
-    Cost: momentum's. What leaves the window is forgotten, at m = 0.9 and 10 generations a third of
-    its push.
+    Cost: momentum's. Gradients that leave the window are dropped, at m = 0.9 and 10 generations
+    with a third of their push.
     """
 
     finds: ClassVar[Collection[str]] = ("sigma", "learning_rate", "max_speed")

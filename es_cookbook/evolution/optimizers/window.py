@@ -5,7 +5,7 @@ never as tensors. A step holds the terms of the whole window, so it depends on n
 and the centre. It costs the noise of `window` generations, where plain ES's costs that of one.
 
 A moving average v <- m v + (1 - m) g is thus Σ_j (1 - m) m^age g_j over the window, divided by the
-sum of its weights. That is Adam's bias correction, and corrects for what has left the window too.
+sum of its weights. That is Adam's bias correction, and corrects for terms outside the window too.
 Without (1 - m) the weights add up to 1 / (1 - m), ten at m = 0.9, so a learning rate
 tuned for plain ES becomes ten times as large, its diffusion a hundred times, and the run diverges
 (shown in the tests and in docs/optimizers.md).

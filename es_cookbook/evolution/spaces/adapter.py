@@ -21,7 +21,7 @@ factor something to act on from the first generation, equally much for both; it 
 that name but for its rotation of the ranks, which gaussian noise does not see, and its scale.
 
 Left out: inits that change the base (PiSSA, OLoRA), which may be quantised and is shared with
-whatever else runs on it.
+other uses of it.
 """
 
 import dataclasses

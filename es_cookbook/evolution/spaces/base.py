@@ -9,7 +9,7 @@ used, and NumPy, torch and CUDA agree to the bit.
 To add one: subclass `SearchSpaceBuilder` and `SearchSpace` in a separate module, and add a name
 to `SEARCH_SPACE_NAMES`. σ by layer and partitions come with `SearchSpaceBuilder.shares`: the space
 keeps it, and adds to each parameter `shares.of(name, terms)` in place of the terms. Engines and
-exports know no space by its class: what they have to know of one is in the attributes of
+exports know no space by its class: all that they need is in the attributes of
 `SearchSpace`.
 
 A term (seed, coefficient) means coefficient · E everywhere; with `Shares`, parameter p has
@@ -253,7 +253,7 @@ class SearchSpace(ABC):
     ) -> None:
         """Write a centre into the model's weights, in place, each rounded to its dtype once.
 
-        An adapter's product is made on the CPU, where it has the same bits whatever the engine.
+        An adapter's product is made on the CPU, where it has the same bits for all engines.
         """
         if self.adapter is None:
             for name in self.shapes:

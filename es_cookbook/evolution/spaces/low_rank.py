@@ -2,7 +2,7 @@
 
 For a weight W (out x in), A = ε(seed, name + ".A") (out x r), B = ε(seed, name + ".B") (in x r) and
 E = A Bᵀ / √r (EGGROLL, Sarkar et al. 2025, arXiv:2511.16652). E's entries have unit variance,
-whatever the rank. While sampling, E is never formed: the layer computes x Wᵀ + (c/√r) (x B) Aᵀ. An
+for any rank. While sampling, E is never formed: the layer computes x Wᵀ + (c/√r) (x B) Aᵀ. An
 antithetic twin is -c, which flips A's side only. For a weight that is stored (in x out), as GPT-2's
 and some experts' are, A has its rows and B its columns all the same, so A is (in x r).
 

@@ -4,7 +4,7 @@ A batch may also be dealt out to the mirrored pairs of genomes (`deal`), in plac
 whole population shares. A step is made of differences within pairs: (fitness of centre + σ·ε) −
 (fitness of centre − σ·ε). Only the two of a pair have to attempt the same problems, so a
 generation's problems can be dealt out to the pairs: more problems are seen for the same number of
-rollouts, and the luck of a batch is not shared by all pairs (reported to help LoRA). What it costs:
+rollouts, and the luck of a batch is not shared by all pairs (reported to help LoRA). Its cost:
 rewards of different pairs do not compare, so fitness's unit, their spread, also has the problems'
 difficulty in it. Problem j of row r is the r-th problem of pair j. A row is a group like any other,
 so everything that works on problems x genomes works on rows x genomes.

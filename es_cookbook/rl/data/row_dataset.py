@@ -199,7 +199,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
         )
         if len(test) == num_test or self.num_test is None:
             return list(train.values()), list(test.values())
-        if self.test_source is not None:  # Of which all rows were read.
+        if self.test_source is not None:  # All its rows were read.
             count = plural(len(test), "row")
             raise DataError(f"dataset.num_test={num_test}: {self.test_source} has {count}")
         # The share first, in the order of the file, then the places that follow.

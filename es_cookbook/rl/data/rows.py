@@ -35,8 +35,8 @@ _MOST_NAMED = 3
 class Row:
     """One row; `where`, for example "train.jsonl, line 3", opens every error sentence.
 
-    Of `shown` rows a prompt may show the perfect answers, as examples before this one's question.
-    `are_texts` says of CSV that its whole numbers are written in texts.
+    Prompts may show perfect answers to `shown` rows, as examples before this one's question.
+    `are_texts`: whole numbers are written in texts, as in CSV.
     """
 
     where: str

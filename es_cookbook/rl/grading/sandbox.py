@@ -12,8 +12,8 @@ count the processes of root. `prlimit` bounds each process; the deadline and the
 output are watched from here. Nothing is written outside, and when a call is over, returned or
 cancelled, all its processes have ended.
 
-The interpreter is the system's, `/usr/bin/python3` or `/usr/local/bin/python3`, whatever runs this.
-Hashes are not random there: the same code does the same again.
+The interpreter is the system's, `/usr/bin/python3` or `/usr/local/bin/python3`, not this one.
+Hashes are not random there, so runs of the same code are reproducible.
 
 Left out: a limit on the memory of all processes together, which needs a cgroup of our own. At worst
 they take `processes` x `memory`, plus `files`, plus about a kilobyte for each empty file that they
@@ -143,7 +143,7 @@ def check_sandbox() -> None:
 
 
 def check_started(tried: "subprocess.CompletedProcess[str]") -> None:
-    """Raises SandboxError if what was started in a sandbox did not end well."""
+    """Raises SandboxError if a program started in a sandbox did not end well."""
     if tried.returncode != 0:
         said = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
         raise SandboxError(

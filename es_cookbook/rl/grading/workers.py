@@ -7,8 +7,8 @@ makes a call in another process, and an Env awaits it:
         reward = await in_worker(is_equal, action.text, self.answer, timeout=5)
         return StepResult(reward, done=True)
 
-There are as many workers as cores. Whatever the function does (loops forever, exhausts the memory,
-crashes), it ends with its worker, the Env gets an exception, and another worker takes its place. A
+There are as many workers as cores. If the function loops forever, exhausts the memory or
+crashes, it ends with its worker, the Env gets an exception, and another worker takes its place. A
 worker and the processes that it has started form a process group, which is killed as a whole.
 
 The time-out holds for the call alone. A queue before the workers, and the imports of a worker's
@@ -16,8 +16,8 @@ first call, count neither towards it nor towards the rollout's `rollout_timeout`
 
 pebble's pool was left: at a time-out it kills the worker alone, and what that started lives on.
 
-Left out: protection against what is malicious. A worker may do whatever the run may do, and the run
-unpickles what it answers.
+Left out: protection against malicious code. A worker may do all that the run may do, and the run
+unpickles its answers.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ _Ts = TypeVarTuple("_Ts")
 async def in_worker(function: Callable[[*_Ts], _T], *args: *_Ts, timeout: float) -> _T:
     """Call a function in a worker process.
 
-    What it prints goes to stderr. The pool is limited to the cores that this process may use.
+    Its output goes to stderr. The pool is limited to the cores that this process may use.
 
     Args:
         function: can be imported by its name; a script that defines it needs the usual
@@ -61,7 +61,7 @@ async def in_worker(function: Callable[[*_Ts], _T], *args: *_Ts, timeout: float)
     Raises:
         WorkerTimeoutError: It was not done in time.
         WorkerError: It crashed, or it, its arguments or its result cannot be sent.
-        Exception: Whatever it raises, with the worker's traceback as a note.
+        Exception: The function's own error, with the worker's traceback as a note.
     """
     name = _name(function)
     try:
@@ -203,7 +203,7 @@ def _take() -> _Worker:
 def _main() -> tuple[str, str] | None:
     """Path and module name of the main program; None in an interactive session."""
     main = sys.modules["__main__"]
-    sys.modules.setdefault("__mp_main__", main)  # Classes of it that come back are from there.
+    sys.modules.setdefault("__mp_main__", main)  # Its classes in results are from there.
     path = getattr(main, "__file__", None)
     spec = getattr(main, "__spec__", None)
     return (str(Path(path).absolute()), spec.name if spec else "") if path else None

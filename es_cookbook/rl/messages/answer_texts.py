@@ -6,7 +6,7 @@ Tags of thoughts and answers stay in the text, since rewards look for them. A go
 another special token is refused before a run.
 
 A stop text is looked for in that text. A special token that is named in a stop text ends answers
-as a stop token does, whatever is beside it.
+as a stop token does, with any neighbours.
 """
 
 import functools

@@ -48,7 +48,7 @@ class Controls:
         names = {*special.values(), *map(str, tokenizer.all_special_tokens)} - {""}
         self.names = sorted(names, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, self.names)) or r"(?!)")
-        # A name of one character is one in texts as well, whatever is done.
+        # A name of one character cannot be told apart in texts.
         self._placeholders = {
             name: chr(_FIRST + at) for at, name in enumerate(self.names) if len(name) > 1
         }

@@ -182,7 +182,7 @@ def _word(found: object) -> str:
 
 @dataclasses.dataclass(slots=True)
 class Said:
-    """A message, and what it says of calls.
+    """A message, and its information about calls.
 
     Attributes:
         message: without calls.

@@ -95,7 +95,7 @@ class ChatTemplate:
             as_written: names of control tokens are these tokens.
 
         Raises:
-            ModelError: The template fails, or does not show a message whatever is tried.
+            ModelError: The template fails, or does not show a message in any form.
         """
         try:
             shown = messages if as_written else [self._safe(message) for message in messages]
@@ -354,8 +354,8 @@ def gap_in(messages: Sequence[Message], text: str) -> tuple[int, str] | None:
     """The first message with a part that is not in a text, and that part.
 
     Differences in blanks do not count, nor does the way JSON writes it.
-    Of the assistant's messages only what is said has to be there, and of thoughts beside it only
-    those of the last: templates drop thoughts of earlier turns.
+    Only the spoken text of the assistant's messages has to be there, and only the last message's
+    thoughts beside it: templates drop thoughts of earlier turns.
     """
     shown = _squeezed(text)
     for at, message in enumerate(messages):

@@ -13,7 +13,7 @@ on the event loop; so does a plain one with `quick=True`, which must be done in 
 that is not done in time ends there, and one whose rollout is cancelled is cancelled with it: a
 worker process is killed.
 
-What goes wrong with a call is told to the model as text that begins with "error:": an unknown tool,
+The model sees errors of a call as text that begins with "error:": an unknown tool,
 arguments that do not fit, an exception, a time-out. With `errors="lose"` an exception or time-out
 of the tool loses the rollout instead, whose reward is then NaN: right for a tool whose failure is
 no evidence about the genome, such as a server that is down.
@@ -53,7 +53,7 @@ class Tool:
         function: has type hints, and a docstring that describes it and every argument.
         timeout: seconds for one call.
         quick: a plain function that runs on the event loop, in microseconds.
-        errors: whether an exception or time-out is told to the model, or loses the rollout.
+        errors: whether the model sees an exception or time-out, or the rollout is lost.
         max_chars: longer results are cut, and say so.
     """
 

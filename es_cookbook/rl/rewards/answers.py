@@ -1,11 +1,11 @@
 r"""The final answer in a model's text, the last number in one, and the accepted answers in a row.
 
-Models are asked for `<answer>…</answer>` or for `\boxed{…}`. What they said last counts, and
-nothing of what they thought (`es_cookbook.rl.messages.thoughts`). Everything here is substring
-search, and a box is followed for a limited number of characters, so the cost is linear in the text,
-whatever it is.
+Models are asked for `<answer>…</answer>` or for `\boxed{…}`. The last answer counts, and
+thoughts do not (`es_cookbook.rl.messages.thoughts`). Everything here is substring
+search, and a box is followed for a limited number of characters, so the cost is linear in any
+text.
 
-What a number is stands in `es_cookbook.rl.rewards.numbers`.
+`es_cookbook.rl.rewards.numbers` defines numbers.
 """
 
 import re

@@ -5,7 +5,7 @@ fields of the problem's row. It returns a number, or a number and metrics to rep
 Any function that can be imported by its name is one. The shared ones are `Reward`s: chz objects
 with options, so `reward=number reward.tolerance=0.01` works on a command line, and they pickle.
 
-An Env awaits `graded`, which calls either kind. What may take long then runs in a worker process,
+An Env awaits `graded`, which calls either kind. Slow grading then runs in a worker process,
 and an invalid result is refused in a sentence with the reward's name and the row's origin.
 
 Left out: NaN as a reward. A score that is lost, for example because a judge did not answer, is an

@@ -1,9 +1,9 @@
-"""Rewards for the form of an answer: `<think>…</think><answer>…</answer>`, whatever its content.
+"""Rewards for the form of an answer: `<think>…</think><answer>…</answer>`, with any content.
 
 Two of them: the share of correctly placed tags, and the form of "Evolution Strategies at Scale"
 (arXiv 2509.24372), 1 for the whole form and less for parts of it. Everything is substring search,
-so the cost is linear in the text, whatever it is; regular expressions for the same patterns
-are quadratic on hostile text.
+so the cost is linear in any text; regular expressions for the same patterns are quadratic on
+hostile text.
 """
 
 import functools

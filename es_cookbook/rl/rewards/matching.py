@@ -206,8 +206,8 @@ class Number(Reward):
 
     A box must be wholly a number; of another text the last number counts, by the grammar of
     `es_cookbook.rl.rewards.numbers`, which reads `9{,}500` and `\frac34`, and nothing in `2^{10}`.
-    The row has a number, or a text that is wholly one; GSM8K's solutions end in `#### 42`. Of a
-    list any will do.
+    The row has a number, or a text that is wholly one; GSM8K's solutions end in `#### 42`. Any
+    item of a list will do.
 
     >>> Number()("It costs $1,234.50.", {"answer": 1234.5})
     1.0

@@ -1,4 +1,4 @@
-r"""A grammar of written numbers, in plain text and in LaTeX; what it does not read is no number.
+r"""A grammar of written numbers, in plain text and in LaTeX; other text is not a number.
 
     number   = [sign] size [scale] ["%"] ["°"] [unit]
     size     = "10" "^" exponent | whole fraction | decimal "/" decimal | fraction | decimal
@@ -46,7 +46,7 @@ class Reading:
     def is_close(self, gold: "Reading", tolerance: float) -> bool:
         """Whether both are equal, within a tolerance that is relative above 1.
 
-        Of a number below a millionth it is relative too: 2e-9 is not 1e-9.
+        It is relative below a millionth too: 2e-9 is not 1e-9.
 
         If only one is in percent, it may also count percents itself: 5% is 0.05, and is 5 where
         the question asks for percents.
@@ -104,14 +104,14 @@ _BEFORE = re.compile(
     re.ASCII,
 )
 _BOUND_BEFORE = re.compile(
-    # Before that, on the same line: another number, or what takes this one as an operand.
+    # Before that, on the same line: another number, or an operator on this one.
     r"(?:[-+*/×÷^<>≤≥≠±√|∓–—_](?<!\*\*)|[<>!≤≥≠]\s*=|\\[A-Za-z]+|[\^_][{(]"
     r"|\d[)\]}%°]*(?:\s*[,;]|\s+:|\s+(?:and|or|to|through|by|of|x|out\s+of|times|over))?"
     r"|[A-Za-z]\d*\)|\b(?:not|minus|plus|times|over|or|sqrt|log|ln|exp|sin|cos|tan|mod|negative|power|base)"
     r"|\d\s?(?:hours?|minutes?|days?|weeks?|months?|years?|feet|foot|ft|pounds?|lbs?|dollars?|euros?"
     r"|degrees?|kg|km|h|m)(?:,|\s+and)?"
     r"|n['’]t"
-    # What the number names, and does not count.
+    # Labels that the number belongs to, and does not count.
     r"|\b(?:pp?\.|no\.|(?:page|table|step|section|chapter|example|exercise|question|problem|lemma)s?"
     r"|fig(?:ure|\.)|eq(?:uation|\.)|theorem))\s*[({\[\"'“‘]*$",
     re.IGNORECASE | re.ASCII,

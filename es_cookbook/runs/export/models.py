@@ -70,7 +70,7 @@ def run_named(model_name: str) -> tuple[Path, int | None] | None:
 def _centre(log_path: Path, generation: int | None) -> Path:
     check_is_run(log_path)
     prefix = read_prefix(log_path / HISTORY, generation)
-    # What it is rebuilt from. The header, in the history, has the digests of the base.
+    # The source of the rebuilt model. The header, in the history, has the digests of the base.
     with opened(log_path / HISTORY, ANY_SIZE, log_path) as file:
         recorded = file.read(prefix.num_bytes)
     config = json.dumps(Recorded(log_path).fields[0], sort_keys=True).encode()

@@ -75,7 +75,7 @@ class Tracker:
         return {}
 
     def recorded(self, generations: int) -> None:
-        """So many generations are recorded: what was logged last counts, and may be shown."""
+        """Called once so many generations are recorded: the last logs count, and may be shown."""
 
     def finish(self) -> None:
         """The run is complete: finish all work. Called in a thread."""

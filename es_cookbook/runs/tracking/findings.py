@@ -66,7 +66,7 @@ class Findings:
             "cut": self._cut(row),
         }
         self.latest = {kind: sentence for kind, sentence in found.items() if sentence}
-        if "nothing" in self.latest:  # It says what to change.
+        if "nothing" in self.latest:  # Its text says what to change.
             self.latest = {k: s for k, s in self.latest.items() if k not in ("far", "fallen")}
         told = [kind for kind in self.latest if self._is_due(kind)]
         self._told |= dict.fromkeys(told, self._taken)

@@ -58,8 +58,8 @@ _HIDDEN = np.float32(-1e30)
 _TOGETHER = 8
 """Tokens whose keys and values are written before the first of them attends.
 
-What was just written in small pieces cannot be read in a large one until it has left for the cache.
-While a token attends, what the one so many behind it will read is fetched.
+Data just written in small pieces cannot be read in a large one until it has left for the cache.
+While a token attends, the data of the one so many behind it is fetched.
 """
 
 Cache: TypeAlias = tuple[Row, Row]
@@ -270,7 +270,7 @@ def _attend_tokens(
 ) -> None:
     """Attend for tokens from the first to one before the second, whose keys and values are kept.
 
-    Of each token's row in `rows` queries are read; `out` is written, (all tokens, heads, width).
+    Queries are read from each token's row in `rows`; `out` is written, (all tokens, heads, width).
     """
     heads, kv_heads, depth, width, places, columns = sizes
     keys, values, scores, sums = flat
@@ -328,7 +328,7 @@ def _attend_tokens(
                         ahead = shifts[fetched + each - run] - shift if fetched >= 0 else 0
                         start = (of_head + shift) * columns + d
                         of_values = start, columns, second, ahead * columns
-                        # Every other position of the token's is summed apart, whatever its run.
+                        # Every other position of the token's is summed apart, in any run.
                         odd = (begin - seen) % 2 * _WEIGHED
                         halves = odd, _WEIGHED - odd
                         here = begin, end
@@ -392,7 +392,7 @@ def attend(
     else.
 
     Args:
-        linear: queries, keys and values side by side, and what is done to them first.
+        linear: queries, keys and values side by side, and operations on them first.
         cache: written.
         where: what a token sees is there, or of a token before it; tokens of no request get zeros.
         looks: attention settings.

@@ -31,7 +31,7 @@ from es_cookbook.engines.torch.kernels.lanes import (
 from es_cookbook.engines.torch.kernels.rows import of_rows
 
 _CHUNK = 16 * LANES
-"""Logits that are looked at together: which of them it is is found out once for all."""
+"""Logits that are compared together: the index is located once the maximum is known."""
 _LOWEST = np.float32(-np.inf)
 
 
@@ -85,7 +85,7 @@ _LARGEST = np.float32(3e38)
 def _masses(x: Row, at: int, size: int, top: Number, scale: Number, out: Row) -> None:
     """Out = exp((x - top) · scale), which is at most 1, of a row of so many logits."""
     whole = size // LANES * LANES
-    # `exponential` is never 0: what it makes of -inf is taken off again.
+    # `exponential` is never 0: its value for -inf is subtracted.
     least = multiply(exponential(spread(_LOWEST)), spread(-ONE))
     for i in range(0, whole, LANES):
         power = multiply(add(load(x, at + i), spread(-top)), spread(scale))

@@ -1,6 +1,6 @@
 """Operations on sixteen numbers side by side, for kernels, and how kernels compile.
 
-LLVM's vectoriser may add in another order wherever it likes, and leaves loops of a few dozen
+LLVM's vectoriser may add in another order anywhere, and leaves loops of a few dozen
 numbers scalar; with these a kernel says itself which numbers are added in which order, so a row's
 bits are the same on every processor and in every batch. They compute in float32, read rows of
 float32, of bfloat16, which NumPy knows as `uint16`, and of float16, and write the first two.
@@ -197,7 +197,7 @@ def _writer(kinds: tuple[Any, Any, Any]) -> Any:
 
 
 def fetch(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> None:
-    """Let the processor fetch what is at an index of an array, without waiting for it."""
+    """Prefetch the memory at an index of an array, without waiting for it."""
     what, number = ir.IntType(8), ir.IntType(32)
     place = pointer_to(context, builder, kind, array, index, what)
     function = ir.FunctionType(ir.VoidType(), [what.as_pointer(), number, number, number])

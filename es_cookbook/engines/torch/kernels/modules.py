@@ -1,11 +1,11 @@
 """A model's own modules, where a kernel computes the same in one pass over the rows.
 
-Which modules these are is found by what they compute, not by their names alone: a module is
-replaced only if random rows come out of both alike. What linear layers make goes into a kernel as
-it is, in the dtype of their products, together with the low-rank parts of the rows' genomes: adding
-them needs no separate pass there.
+These modules are identified by what they compute, not by their names alone: a module is replaced
+only if both give the same for random rows. Outputs of linear layers go into a kernel as they
+are, in the dtype of their products, with the low-rank parts of the rows' genomes: adding these
+needs no separate pass there.
 
-What takes the time of a model in 16 bits are its products. Processors with the instructions for it
+Most of the time of a 16-bit model goes into its products. Processors with the instructions for it
 multiply bfloat16 at twice the rate of float32; others multiply float32 alone (see `products`). All
 between products moves little data, and is both more exact and faster in float32, which kernels
 compute in. So linear layers keep their weights in the model's dtype, and where products are in
@@ -62,7 +62,7 @@ class Path:
     def rows_of(self, weight: torch.Tensor) -> torch.dtype:
         """Dtype of the rows that a linear layer of this weight reads and makes.
 
-        Models keep some weights in float32; what they multiply is not rounded.
+        Models keep some weights in float32; their inputs are not rounded.
         """
         is_narrow = weight.dtype.itemsize < torch.float32.itemsize
         if not (self.wide and self.products and is_narrow):
@@ -222,7 +222,7 @@ class RotaryAttention(nn.Module):
 
 
 def replace(model: nn.Module, like: Callable[[nn.Module], nn.Module | None]) -> None:
-    """Put what is like a module into its place, where there is such."""
+    """Replace each module for which `like` returns another."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if replacement := like(child):
@@ -250,7 +250,7 @@ def alike(
 ) -> bool:
     """Whether both agree on rows of so many random numbers, except for rounding.
 
-    `rounded` is the dtype of what is in between, a number of which may be rounded up or down.
+    `rounded` is the dtype of intermediate results, which may be rounded up or down.
     """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, 5, size, generator=generator)

@@ -2,9 +2,9 @@
 
 A tile is some outputs of a few rows, whose sums stay in registers while the inputs go by. Outputs
 lie side by side in a register, and a number of a row is in all lanes of another. So weights have to
-lie by input, but rows and sums as they are, whatever the number of rows: one row reads the weights
+lie by input, but rows and sums as they are, for any number of rows: one row reads the weights
 once, and many turn them once. Each sum is one chain of fused products in the order of the inputs,
-so it has the same bits whatever the tile's size, on every processor. LLVM is given the whole loop:
+so it has the same bits for any tile size, on every processor. LLVM is given the whole loop:
 left to find it, it would keep the sums in memory.
 """
 
