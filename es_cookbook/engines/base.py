@@ -37,7 +37,7 @@ ENGINE_NAMES = Registered("engines")
 _DEFAULT_CONTEXT = 4096
 
 Target: TypeAlias = int | Literal["centre", "base"]
-"""Who answers: an index into the loaded `genomes_G`, the centre, or the frozen base model."""
+"""The target: an index into the loaded `genomes_G`, the centre, or the frozen base model."""
 
 
 class Progress:

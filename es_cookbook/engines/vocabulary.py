@@ -19,7 +19,7 @@ class Vocabulary:
     Attributes:
         size: rows of its embedding.
         ends: tokens that end a sequence, which its tokenizer need not know.
-        never: rows of its head that are no token, which are not sampled.
+        never: rows of its head without a token, which are not sampled.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -32,7 +32,7 @@ class Vocabulary:
 
 
 def keep_tokens(logits: torch.Tensor, never: torch.Tensor) -> torch.Tensor:
-    """Logits, changed in place: those that are of no token are as low as their type can say.
+    """Mask logits in place: those without a token get the lowest value of their type.
 
     They stay finite, since kernels read infinities slowly.
     """

@@ -159,7 +159,7 @@ def apply_rule_(
     """Change a weight by the rule, but `OffsetsRule`, of a step whose decay is already applied.
 
     The weight, contiguous float32, is a part of the parameter of this name and shape. The adders
-    are of the rule's groups, and work where the weight is.
+    belong to the rule's groups, and work on the weight's device.
     """
     match rule:
         case AdamRule():

@@ -32,7 +32,7 @@ from es_cookbook.rl.types import (
 )
 
 _LEAST_TOKENS = 8
-"""Room of an answer even if that takes longer: two tokens say nothing about how it goes on."""
+"""Room of an answer even if that takes longer: two tokens do not show how it goes on."""
 _GROWTH = 8.0
 """Largest factor from one attempt's tokens to the next's."""
 _ROWS = 128

@@ -191,7 +191,7 @@ class PopulationSampler:
         genomes_G: Sequence[Genome],
         overlap: Overlap | None = None,
     ) -> list[TrajectoryGroup]:
-        """Every genome's K attempts at every problem; one group a problem.
+        """Every genome's K attempts at every problem; one group per problem.
 
         Args:
             generation: generation from which sampling seeds are derived.

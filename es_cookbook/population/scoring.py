@@ -57,7 +57,7 @@ class Scored:
     Attributes:
         scores_P_G: scores on the batch's problems, NaN if a genome has none. If the batch is dealt
             out to pairs, a problem is a row of it.
-        fitness_G: one number a genome.
+        fitness_G: one number per genome.
         batch_groups_P: rollouts of each of the batch's problems, by the genomes that attempted it,
             or the centre.
         groups_P: all rollouts, the regularisers' too; no genome's that only scored answers.

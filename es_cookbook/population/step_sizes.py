@@ -255,7 +255,7 @@ def _two_digits(value: float) -> float:
 def learning_rate(sigma: float, population_size: int, factors_T: Sequence[float]) -> float:
     """α of plain ES, whose steps' noise adds up to `DRIFT` · σ, to two digits.
 
-    α is multiplied by `factors_T`, one a generation.
+    α is multiplied by `factors_T`, one per generation.
     """
     longest, drift = max(factors_T), math.hypot(*factors_T)
     step = min(LONGEST_STEP / longest, DRIFT / drift) if longest > 0 else LONGEST_STEP

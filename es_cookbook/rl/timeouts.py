@@ -97,7 +97,7 @@ class Watch:
         spans: receives the times at which at least one clock runs.
 
     Attributes:
-        seconds: during which at least one clock ran.
+        seconds: time during which at least one clock ran.
         clocks: clocks whose code has not ended.
         is_stopping: `stop` was called.
     """

@@ -505,7 +505,7 @@ class RLDataset(ABC):
     ) -> None:
         """Take in what `results` returned, now or when it was recorded; by default nothing.
 
-        `given` results are of the run that this one was forked from, maybe of other problems.
+        `given` results come from the run that this one was forked from, maybe of other problems.
 
         Raises:
             DataError: They are of other problems than the generation's, and not given.

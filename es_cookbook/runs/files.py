@@ -63,7 +63,7 @@ def cannot(do: str, path: Path, error: OSError, needed: int) -> RunDirectoryErro
 
 
 class LineFile:
-    """A file of lines, each of which is on the disk when `append` returns.
+    """A file of lines; each is on the disk when `append` returns.
 
     Raises:
         RunDirectoryError: The file cannot be opened for writing.

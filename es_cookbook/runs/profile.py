@@ -5,7 +5,7 @@
 When the run ends, `profile.json` in the run directory gets a trace in Chrome's event format, which
 ui.perfetto.dev and chrome://tracing open. It has a row for the loop, for each engine and each lane
 of the torch engine, and for the Envs (the time in which at least one of them had control). For a
-long run it has the first spans only. Engines in processes of their own (Ray, vLLM) have one row
+long run it has the first spans only. Engines in separate processes (Ray, vLLM) have one row
 each: their lanes are not watched.
 """
 

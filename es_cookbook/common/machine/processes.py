@@ -134,7 +134,7 @@ class Process(asyncio.SubprocessProtocol):
         self._has_ended.set()
 
     def write(self, data: bytes, *, close: bool = False) -> int:
-        """Write to its standard input; returns the number of bytes it has not read yet."""
+        """Write to its standard input; returns the number of unread bytes."""
         stdin = cast(asyncio.WriteTransport, self._transport.get_pipe_transport(_STDIN))
         if not stdin.is_closing():
             stdin.write(data)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 
 class Spans:
-    """Discards spans; times are of `time.perf_counter`.
+    """Discards spans; times are by `time.perf_counter`.
 
     Safe to call from several threads if each has its own track.
     """

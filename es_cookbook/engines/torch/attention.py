@@ -311,7 +311,7 @@ def _hidden(positions: torch.Tensor, length: int, window: int | None) -> torch.T
 
 
 class DecodeRows:
-    """One row a sequence, by torch: its newest token; as `KernelRows` takes them."""
+    """One row per sequence, by torch: its newest token; as `KernelRows` takes them."""
 
     def __init__(
         self,
@@ -332,7 +332,7 @@ class DecodeRows:
     def attend(
         self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
     ) -> torch.Tensor:
-        """As `KernelRows.attend`."""
+        """Attend as `KernelRows.attend` does."""
         num, heads, width = q_T.shape
         self._cache.write(layer.index, self._newest_B, k_T, v_T)
         keys, values = self._cache.of_places(layer.index, self._places_B_L)
@@ -409,7 +409,7 @@ class PrefillRows:
     def attend(
         self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
     ) -> torch.Tensor:
-        """As `KernelRows.attend`."""
+        """Attend as `KernelRows.attend` does."""
         (heads, width), (kv_heads, value_width) = q_T.shape[1:], v_T.shape[1:]
         self._cache.write(layer.index, self._places_T, k_T[self._rows_T], v_T[self._rows_T])
         out_T = q_T.new_zeros(q_T.shape[0], heads, value_width)

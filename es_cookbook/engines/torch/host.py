@@ -219,7 +219,7 @@ class TorchEngine(Engine):
 
     @override
     async def load(self, genomes_G: Sequence[Genome]) -> None:
-        """Low rank: fills tables. Dense: a set of weights a genome."""
+        """Low rank: fills tables. Dense: a set of weights per genome."""
         with self._usage.changing("load genomes"):
             self._prefixes.clear(lambda who: isinstance(who, int))  # the centre stays where it is
             await asyncio.to_thread(self._weights.load, genomes_G)

@@ -99,7 +99,7 @@ class LowRankTable:
             all of them and N = outputs, both padded with zeros. (genomes, experts, R, N) for
             experts, whose ranks and outputs are as they are.
         b_G_N_R: B factors, N = inputs; in memory (genomes, R, N).
-        columns_R: first output, and one past the last, of the layer that each rank is of.
+        columns_R: first output, and one past the last, of each rank's layer.
     """
 
     a_G_R_N: torch.Tensor
@@ -135,7 +135,7 @@ class LowRankRows:
         return self._num_blocks
 
     def for_kernels(self, num_rows: int) -> RankFactors:
-        """The table, and whose the rows are: as many blocks of one height.
+        """The table, and the genome of each block of rows, all of one height.
 
         Raises:
             ValueError: They are not: the model runs this layer on other rows than the batch's.
@@ -181,7 +181,7 @@ class Batch:
     Attributes:
         attention: how flat rows attend; None where the model's own attention runs.
         factors: low-rank parts of the batch's blocks, or None without perturbation.
-        head_factors: the same for the rows of the output head, one row a block; None where rows are
+        head_factors: the same for rows of the output head, one row per block; None where rows are
             the blocks.
         live: rows from here on belong to no request: products need not be computed, and are 0.
         layer: attention layer that ran last; `last`: last output of a linear layer.
@@ -487,7 +487,7 @@ class PopulationModel:
         return self.tables[self._head.index] if self.tables and self._head else None
 
     def gather(self, genome_of_block: torch.Tensor) -> Factors | None:
-        """Low-rank parts for every group, one row a block; None where all are the last, 0."""
+        """Low-rank parts of every group, one row per block; None if all are the last, 0."""
         if self.tables is None:
             return None
         last = next(table.a_G_R_N.shape[0] for table in self.tables if table is not None) - 1

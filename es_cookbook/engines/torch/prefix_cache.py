@@ -33,7 +33,7 @@ class _Node:
     """Tokens with which sequences continue.
 
     Attributes:
-        who: they are of; their first position, `first`; and where they lie.
+        who: their target; their first position, `first`; and where they lie.
         blocks: blocks in which they lie.
         parent: node before this one; None for the root, which has no tokens.
         owner: the lane that computes them, until they are there.

@@ -2,7 +2,7 @@
 
 The base is never written. The centre lives twice: in float32, where steps move it exactly, and in
 the dtype that samples, always derived from the former. Low-rank genomes and adapters are tables
-beside the model's weights; dense genomes are models of their own, sharing the large tables that the
+beside the model's weights; dense genomes are separate models, sharing the large tables that the
 search space leaves alone. For a quantised layer the centre has the parameters that move, and a
 model the weight that they make.
 """

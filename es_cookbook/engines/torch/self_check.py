@@ -86,7 +86,7 @@ _SHARE = 0.3
 _FORGETFUL = ("MoshiForCausalLM",)
 """Models whose cache goes wrong where no short sequence shows it: past the window, for Moshi."""
 _INDICES = ("layer_idx", "layer_id", "layer_number", "training")
-"""Attributes of a layer that differ between layers of one kind, or say nothing."""
+"""Attributes that differ between layers of one kind, or do not matter."""
 
 
 def right_path(
@@ -383,7 +383,7 @@ def _float32(tensors: Iterable[torch.Tensor], memo: dict[int, object]) -> dict[i
 
 
 def _kind(layer: nn.Module) -> object:
-    """Equal for layers that do the same with weights of their own."""
+    """Key that is equal for layers that differ in their weights alone."""
     return [
         (
             name,

@@ -1,6 +1,6 @@
 """Patches that vLLM's CPU builds need before a model is loaded.
 
-They pack linear weights into a layout of their own and leave an empty parameter behind, so that
+They pack linear weights into a private layout and leave an empty parameter behind, so that
 code that moves `named_parameters()` moves norms and embeddings only. Here a layer keeps its weight,
 and is packed again when it is used after a change: packing costs as much as copying, and the packed
 product a quarter less than the plain one. Weights take twice the memory.

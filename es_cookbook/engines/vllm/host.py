@@ -494,7 +494,7 @@ def merge_fingerprints(
     """The centre's fingerprint: the sum over its parts, those that several ranks have once.
 
     Raises:
-        EngineError: Ranks disagree about a part, or have not all of a parameter between them.
+        EngineError: Ranks disagree about a part, or lack a part of a parameter.
     """
     values: dict[tuple[str | int, ...], int] = {}
     for pieces in pieces_of_ranks:

@@ -41,7 +41,7 @@ if current_platform.is_cpu():
     cpu.prepare()
 
 Answer: TypeAlias = tuple[str, object]
-""""" and the result, or an error's class and its sentence."""
+"""An empty text and the result, or an error's class and its sentence."""
 
 _LORA_OF_GPT2: dict[str, object] = {
     "supports_lora": True,
@@ -95,7 +95,7 @@ class GenomeWorker:
 
         Args:
             what: the search space, the Hugging Face model's parameters, the name of the dtype that
-                weights are rounded to, and rows of the vocabulary that are no tokens, pickled.
+                weights are rounded to, and rows of the vocabulary without tokens, pickled.
             num_slots: LoRA slots; 0 where the space needs none.
         """
         space, infos, dtype, never = pickle.loads(what)

@@ -231,7 +231,7 @@ def check_fitness(fitness_G: Floats) -> None:
 
 
 def tied_fraction(genomes_G: Sequence[Genome], fitness_G: Floats) -> float:
-    """Share of mirrored pairs whose twins have equal fitness, and so say nothing.
+    """Share of mirrored pairs whose twins have equal fitness: they carry no signal.
 
     Pairs with a lost twin are not counted. 0 when there are no pairs.
     """

@@ -279,7 +279,7 @@ class ESOptimizer(Optimizer):
         scores_P_G: Floats | None,
         fitness_G: Floats,
     ) -> Step:
-        """One term a seed, in the order of the genomes; seeds whose twins tie have none."""
+        """One term per seed, in the genomes' order; seeds whose twins tie have none."""
         check_fitness(fitness_G)
         if self.divides_fitness:
             present = fitness_G[~np.isnan(fitness_G)]
@@ -331,7 +331,7 @@ def step_length(es: Mapping[str, object], share: float = 1.0) -> Auto:
 
 
 def weighted_sum(genomes_G: Sequence[Genome], fitness_G: Floats, rate: float) -> tuple[Term, ...]:
-    """rate/N · Σ_g fitness_g · sign_g · ε(seed_g), a term a seed in the order of the genomes.
+    """rate/N · Σ_g fitness_g · sign_g · ε(seed_g), one term per seed, by genome.
 
     A genome without terms, the centre, is not counted; see the module's text for lost ones.
     """

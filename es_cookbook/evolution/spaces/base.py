@@ -85,7 +85,7 @@ class ParameterInfo:
     Attributes:
         name: its Hugging Face name, the first one of parameters that are tied.
         shape: its shape, (out, in) for a linear weight unless it is transposed.
-        kind: one of `WHOLE_KINDS`, or the part that it is of a quantised linear weight ("scales").
+        kind: one of `WHOLE_KINDS`, or its part of a quantised linear weight ("scales").
         bits: bits of the codes of a quantised weight and of its parts; None for all others.
         transposed: whether a linear weight is stored (in, out), as GPT-2's are.
     """
@@ -172,7 +172,7 @@ def _partitions_of(terms: Iterable[Term]) -> set[int]:
 def _groups_of_units(partition: int, sizes: tuple[int, ...], number: int) -> list[int]:
     """A partition's group of each unit: `balanced_blocks` of the units in a random order.
 
-    It is the order of the words of (partition, "partition"), one a unit.
+    It is the order of the words of (partition, "partition"), one per unit.
     """
     drawn = words(partition, "partition", 0, -(-len(sizes) // WORDS_PER_BLOCK))[: len(sizes)]
     order = np.argsort(drawn, kind="stable").tolist()

@@ -56,7 +56,7 @@ class NamedSet:
 
 
 OpenSet: TypeAlias = Callable[[NamedSet], Callable[[], Iterator[Row]] | None]
-"""Finds a set and returns what reads its rows; None if it is of another kind."""
+"""Finds a set and returns its reader; None if it is of another kind."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -367,7 +367,7 @@ def function_of(fields: JsonObject) -> JsonObject:
     """The function of a call, a tool or a choice: in its `function`, or else in its own fields.
 
     Raises:
-        FieldError: It is of another type than `function`, or says more beside its `function`.
+        FieldError: It is of another type than `function`, or has more than its `function`.
     """
     if (found := fields.text("type", "function")) != "function":
         raise FieldError(fields.at("type"), f"must be function, found {found!r:.60}")

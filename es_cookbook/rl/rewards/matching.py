@@ -1,4 +1,4 @@
-"""Answers that are texts or numbers: the row's own, one of its choices, or what fits a pattern."""
+"""Answers that are texts or numbers: the row's own, one of its choices, or a match of a pattern."""
 
 import functools
 import re

@@ -268,7 +268,7 @@ def _decimal(text: str) -> Fraction:
 
 
 def _plain(text: str) -> str:
-    """The text with one spelling for digits, signs, spaces and what LaTeX has of them."""
+    """The text with one spelling for digits, signs, spaces and their LaTeX forms."""
     if not text.isascii():
         text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda run: f"^{{{run[0].translate(_RAISED)}}}", text)
         text = "".join(map(_digit, text))

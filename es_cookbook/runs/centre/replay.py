@@ -88,7 +88,7 @@ class Replay:
 
     @property
     def fingerprint(self) -> int | None:
-        """Recorded for the centre; None for the base."""
+        """Recorded fingerprint of the centre; None for the base."""
         records = self.prefix.records
         return records[-1].fingerprint if records else None
 
@@ -150,7 +150,7 @@ class Replay:
 
 
 def space_of(search_space: SearchSpaceBuilder, model_name: str) -> SearchSpace:
-    """The space of a model; of its weights nothing is read.
+    """The space of a model; its weights are not read.
 
     Raises:
         ConfigError: The space does not fit it.

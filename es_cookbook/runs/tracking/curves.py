@@ -104,7 +104,7 @@ def _cells(runs_R: Sequence[RunFiles], metric: str) -> list[str]:
 
 
 def _costs(run: RunFiles) -> tuple[float, float]:
-    """Rollouts, and seconds a generation."""
+    """Rollouts, and seconds per generation."""
     seconds = [row["time/total"] for row in run.metrics if "time/total" in row]
     rollouts = run.metrics[-1].get("progress/rollouts", math.nan) if seconds else math.nan
     if math.isnan(rollouts):

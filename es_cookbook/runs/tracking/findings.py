@@ -20,7 +20,7 @@ from es_cookbook.runs.tracking.base import GENERATION
 from es_cookbook.runs.tracking.jsonl import REWARD
 
 _WINDOW = 20
-"""Generations of which most must have no signal; also those between repetitions of a finding."""
+"""Generations, most of which must have no signal; also those between repetitions of a finding."""
 _MANY = 0.2
 """Share of cut answers that is reported."""
 _BROKEN = 0.5

@@ -17,7 +17,7 @@ from es_cookbook.engines.torch.kernels.modules import Path
 from es_cookbook.engines.torch.kernels.products import multiply
 
 ELEMENTS_AT_ONCE = 1 << 24
-"""Most elements of low-rank factors gathered at once for rows of their own."""
+"""Most elements of low-rank factors gathered at once, for separate rows."""
 
 
 ExpertFactors: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

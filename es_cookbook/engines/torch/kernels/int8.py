@@ -52,7 +52,7 @@ _ROWS, _REGISTERS = 4, 3
 OUTPUTS = 3 * LANES
 """Outputs of a tile; a weight has no fewer."""
 BLOCK = 2 * LANES
-"""Inputs with a scale of their own."""
+"""Inputs that share a scale."""
 _FOUR = 4
 """Inputs that lie side by side in 32 bits."""
 _STEPS = BLOCK // _FOUR

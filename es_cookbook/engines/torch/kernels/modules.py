@@ -148,7 +148,7 @@ class Norm(nn.Module):
 
 
 class GatedLayers(nn.Module):
-    """The gated layers of a Llama-like model, in the place of the module that they are of.
+    """The gated layers of a Llama-like model, in the place of the module.
 
     Args:
         gate_and_up: computes both side by side.

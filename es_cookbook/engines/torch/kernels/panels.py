@@ -35,8 +35,8 @@ _HAS_512_BITS = "+avx512f" in features()
 _WIDTH, _SUMS, _ROWS = (16, 24, 8) if _HAS_512_BITS else (8, 12, 4)
 """Numbers of a register, registers that hold a tile's sums, and most rows of a tile.
 
-Of AVX-512's 32 registers of 16 numbers, 24 hold sums; of AVX2's 16 of 8, 12; of NEON's 32 of 4, 12
-pairs.
+24 of AVX-512's 32 registers of 16 numbers hold sums, 12 of AVX2's 16 of 8, 12 pairs of NEON's 32
+of 4.
 """
 PANEL = 16
 """Outputs that are turned together."""

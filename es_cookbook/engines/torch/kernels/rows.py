@@ -29,7 +29,7 @@ from es_cookbook.engines.torch.kernels.lanes import (
 RankFactors: TypeAlias = tuple[
     NDArray[np.float32], NDArray[np.float32], NDArray[np.int64], NDArray[np.int64], int
 ]
-"""Low-rank parts of genomes, and whose the rows are.
+"""Low-rank parts of genomes, and the genome of each block of rows.
 
 a_G_R_N (genomes, ranks, at least as many columns as outputs); b_G_R_N (genomes, ranks, inputs);
 first column, and one past the last, that each rank adds to, columns_R (ranks, 2); the genome of
