@@ -130,7 +130,7 @@ def model_directory(model_name: str, part: Part = "weights") -> Path:
     A format that fetches files has fetched at least `part` of them.
 
     Raises:
-        ModelError: There is no such model, or its files cannot be had; says why.
+        ModelError: There is no such model, or its files are unavailable; says why.
     """
     if not _is_whole(model_name):
         for each in formats():

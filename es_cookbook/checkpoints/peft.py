@@ -82,7 +82,7 @@ def read_adapter(path: Path, weights: Mapping[str, tuple[int, int]]) -> StoredAd
     `weights` are (out, in), in the model's order.
 
     Raises:
-        ModelError: It cannot be read, is no plain LoRA or rsLoRA, or adapts more than `weights`.
+        ModelError: It cannot be read, is not plain LoRA or rsLoRA, or adapts more than `weights`.
     """
     try:
         config = _checked_config(parsed(read_file(path / _CONFIG, LARGEST_CONFIG, None)))

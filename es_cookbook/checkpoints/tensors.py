@@ -219,7 +219,7 @@ def read_snapshot(path: Path) -> Snapshot:
     """Open a snapshot; its tensors are not read yet.
 
     Raises:
-        HistoryError: It cannot be read, or is no snapshot.
+        HistoryError: It cannot be read, or is not a snapshot.
     """
     try:
         check_file(path, ANY_SIZE, path.parent.parent)

@@ -107,6 +107,6 @@ def built_for(recipe: str, options: Mapping[str, str]) -> Config:
     """A recipe's config with options as the user typed them; only inside `run_cli`.
 
     Raises:
-        ConfigError: There is no such recipe, or an option is none of its.
+        ConfigError: There is no such recipe, or it lacks an option.
     """
     return built(config_class_of(recipe), options)

@@ -5,7 +5,7 @@ reach an engine or a mean: a wrong type, a NaN reward or an observation without 
 `EnvError` that names the Env and what was found. The caller decides what follows from a failure (in
 `es_cookbook.population.sampler` only that rollout is lost).
 
-Left out: partial credit for a rollout that failed. It is NaN, never 0: a failure is no evidence
+Left out: partial credit for a rollout that failed. It is NaN, never 0: a failure is not evidence
 about the genome.
 
 Answers that were cut either lacked room or have no end. A chat model ends its turn; a base model

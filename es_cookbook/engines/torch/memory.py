@@ -202,7 +202,7 @@ _MULTIPLY_ALONE = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """Model types whose modules only multiply by their linear weights, except for the output head:
 packed copies of the same size free the weights' memory. For others both are counted."""
 _LEAST_CONTEXT = 512
-"""Tokens below which a shorter context is no help, and the user is asked."""
+"""Tokens below which a shorter context does not help, and the user is asked."""
 
 
 def weight_bytes(

@@ -211,7 +211,7 @@ class _Check:
         layers = None if self._part is _whole else _layers_like(self._model)
         on_cpu = module.device.type == "cpu"
         size = flat_cache_size(module, context_length, layers, on_cpu=on_cpu)
-        if on_cpu and not path.wide:  # in float32, whatever the model's dtype
+        if on_cpu and not path.wide:  # in float32 for any dtype of the model
             return size
         kept_bytes = path.kept.itemsize if on_cpu else self._model.dtype.itemsize
         return CacheSize(0, size.per_token * kept_bytes // torch.float32.itemsize)

@@ -208,7 +208,7 @@ def chat_of(template: str, row: Row) -> Chat | None:
     """The chat of a template that is only a field with messages; None for other templates.
 
     Raises:
-        DataError: It is no chat that a message of the user ends, answered or not.
+        DataError: It is not a chat that ends with a user's message, answered or not.
     """
     found = _FIELD.fullmatch(template)
     value = row.fields.get(found[1]) if found else None

@@ -102,7 +102,7 @@ def check_sources(source: str | None, test_source: str | None) -> None:
     """Refuse a data set's `dataset.source` and `dataset.test_source` where they are not there.
 
     Raises:
-        DataError: As `check_source`; None is no source.
+        DataError: As `check_source`; None is not a source.
     """
     if source is not None:
         check_source(source, "dataset.source")

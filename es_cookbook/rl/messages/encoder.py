@@ -113,7 +113,7 @@ def plain(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
 
 def inside(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     """A part of a text; names of control tokens are these tokens."""
-    # Half of a surrogate pair, which JSON can name, is no text for tokenizers.
+    # Half of a surrogate pair, which JSON can name, is not text for tokenizers.
     text = text.encode("utf-8", "replace").decode()
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 

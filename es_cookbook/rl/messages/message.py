@@ -206,7 +206,7 @@ def as_json(value: object) -> str:
     '{"city": "Köln", "half": "\\ud83d"}'
     """
     text = json.dumps(value, ensure_ascii=False)
-    # Half of a surrogate pair is no text for tokenizers or UTF-8.
+    # Half of a surrogate pair is not text for tokenizers or UTF-8.
     return re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)
 
 

@@ -145,7 +145,7 @@ class JsonObject:
         for name, values in accepted.items():
             found = self._left.pop(name, None)
             found = _given(found) if isinstance(found, dict) else found
-            is_bool = isinstance(found, bool)  # false is no 0.
+            is_bool = isinstance(found, bool)  # false is not 0.
             same = (found == each and isinstance(each, bool) == is_bool for each in values)
             if found is not None and found not in _NOTHING and not any(same):
                 listed = ", ".join(map(as_json, values)) or "null"

@@ -317,7 +317,7 @@ def _metrics_of_line(line: bytes, where: str) -> dict[str, float]:
     """The metrics of one line, null as NaN.
 
     Raises:
-        HistoryError: It is no dict of numbers; names `where`.
+        HistoryError: It is not a dict of numbers; names `where`.
     """
     try:
         found = parsed(line)

@@ -110,7 +110,7 @@ def _model_card(title: str, replay: Replay, base: tuple[str, str], written: Writ
 def _front_matter(model_name: str, written: Written) -> str:
     lines = [f"library_name: {written.library}", "pipeline_tag: text-generation"]
     lines += ["tags:", "- es_cookbook", "- evolution-strategies"]
-    # The Hub refuses a base model that is no name on it.
+    # The Hub refuses a base model that is not a name on it.
     if (repository := hub_repository(model_name)) is not None:
         lines += [f"base_model: {repository}", f"base_model_relation: {written.relation}"]
     return "\n".join(["---", *lines, "---"])

@@ -48,7 +48,7 @@ def run_named(model_name: str) -> tuple[Path, int | None] | None:
     """The run directory in a model name, and the generation if it has one.
 
     Raises:
-        ModelError: What follows the sign is no generation.
+        ModelError: The text after the sign is not a generation.
     """
     path, _, generation = model_name.rpartition(_SIGN)
     if os.path.isdir(model_name):  # Which asks nothing of a name that is too long.
