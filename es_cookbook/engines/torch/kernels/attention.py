@@ -105,7 +105,7 @@ def _scores_of(number: int) -> Callable[..., None]:
     """Make the kernel of scores of so many queries with a run's keys."""
     multiply_queries = multiply_rows(number, 1, scaled=True)
 
-    @kernel()
+    @kernel(inline=True)
     def score(
         rows: Row,
         first: int,
@@ -147,7 +147,7 @@ def _cap(scores: Row, first: int, end: int, cap: Number) -> None:
         store(scores, position, multiply(spread(cap), tanh))
 
 
-@kernel()
+@kernel(inline=True)
 def _normalised(scores: Row, at: int, first: int, seen: int, n: int, end: int) -> Number:
     """Make exponentials of scores, of those not seen too small to count; gives 1 / their sum."""
     highest = spread(_HIDDEN)
@@ -321,7 +321,10 @@ def _attend_tokens(
                     wholes[q] = _normalised(scores, q * length, first, seen, n, last)
                 for d in range(0, columns, REGISTERS * STEP):
                     second = STEP if d + STEP < columns else 0
-                    sums[:] = ZERO
+                    used = taken * REGISTERS * STEP
+                    for i in range(0, used, STEP):
+                        store(sums, i, spread(ZERO))
+                        store(sums, _WEIGHED + i, spread(ZERO))
                     for each in range(run, end_run):
                         shift, begin = shifts[each], max(begins[each], seen)
                         end = min(n, begins[each + 1]) if each + 1 < end_run else n
@@ -338,7 +341,7 @@ def _attend_tokens(
                             _weigh_two(scores, here, values, of_values, halves, sums)
                         else:
                             _weigh_three(scores, here, values, of_values, halves, sums)
-                    for i in range(0, _WEIGHED, STEP):
+                    for i in range(0, used, STEP):
                         store(sums, i, add(load(sums, i), load(sums, _WEIGHED + i)))
                     size, to = min(2 * STEP, width - d), at + head * width + d
                     for q in range(taken):

@@ -38,15 +38,20 @@ SOURCES = hashlib.blake2b(
 """Kernels use those of other modules here: when one changes, all are recompiled."""
 
 
-def kernel(signature: str | list[str] | None = None) -> Callable[[_Kernel], _Kernel]:
+def kernel(
+    signature: str | list[str] | None = None, *, inline: bool = False
+) -> Callable[[_Kernel], _Kernel]:
     """Make a kernel: machine code without the interpreter's lock, kept on disk.
 
     Args:
         signature: numba signature of the kernel's arguments, or several, compiled when its module
             is imported; None for what kernels call.
+        inline: put the code of what kernels call into theirs, where passing two dozen arguments
+            takes as long as the work.
     """
     if signature is None:
-        return cast("Callable[[_Kernel], _Kernel]", numba.njit(error_model="numpy"))
+        made = numba.njit(error_model="numpy", forceinline=inline)
+        return cast("Callable[[_Kernel], _Kernel]", made)
     return compiled(signature, version=SOURCES)
 
 
