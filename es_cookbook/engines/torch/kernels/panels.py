@@ -155,24 +155,27 @@ def in_registers(
         count: number of steps.
         more: (number of the step, sums before it) -> sums after it.
     """
-    blocks = [builder.append_basic_block(name) for name in ("steps", "step", "done")]
-    head, body, done = blocks
-    before = builder.block
-    builder.branch(head)
-    builder.position_at_end(head)
+    before, loop = builder.block, builder.append_basic_block("steps")
+    done = builder.append_basic_block("done")
+    builder.cbranch(builder.icmp_signed("<", _index(0), count), loop, done)
+    builder.position_at_end(loop)
     step = builder.phi(_INDEX)
     step.add_incoming(_index(0), before)
     sums = [builder.phi(each.type) for each in begun]
-    builder.cbranch(builder.icmp_signed("<", step, count), body, done)
-    builder.position_at_end(body)
     added = more(step, sums)
-    step.add_incoming(builder.add(step, _index(1)), builder.block)
+    last, following = builder.block, builder.add(step, _index(1))
+    step.add_incoming(following, last)
+    builder.cbranch(builder.icmp_signed("<", following, count), loop, done)
+    builder.position_at_end(done)
+    totals: list[Any] = []
     for phi, start, total in zip(sums, begun, added, strict=True):
         phi.add_incoming(start, before)
-        phi.add_incoming(total, builder.block)
-    builder.branch(head)
-    builder.position_at_end(done)
-    return sums
+        phi.add_incoming(total, last)
+        found = builder.phi(total.type)
+        found.add_incoming(start, before)
+        found.add_incoming(total, last)
+        totals.append(found)
+    return totals
 
 
 def _with_input(
