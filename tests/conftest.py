@@ -132,6 +132,12 @@ def same_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "exit", sys.exit)
 
 
+@pytest.fixture(autouse=True)
+def same_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that is trusted puts its folder on the path, and one beside it would be found."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
 @pytest.fixture
 def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
     """Registers parts as another distribution would, for one test."""
