@@ -22,11 +22,7 @@ from transformers.utils.logging import (
     is_progress_bar_enabled,
 )
 
-from es_cookbook.checkpoints.linear_weights import (
-    linear_weights,
-    named_weights,
-    split_member,
-)
+from es_cookbook.checkpoints.linear_weights import linear_weights, named_weights, split_member
 from es_cookbook.checkpoints.model_files import (
     CONFIG,
     TOKENIZER_FILES,
@@ -42,11 +38,7 @@ from es_cookbook.checkpoints.quantised import (
     quantised_checkpoint,
     quantised_layers,
 )
-from es_cookbook.checkpoints.tensors import (
-    ReadTensors,
-    first_line,
-    weight_files,
-)
+from es_cookbook.checkpoints.tensors import ReadTensors, first_line, weight_files
 from es_cookbook.common.errors import EngineError, ModelError
 from es_cookbook.common.files import LARGEST_CONFIG, parsed, read_file, whole_directory
 from es_cookbook.common.terminal import one_line

@@ -352,10 +352,7 @@ def check_sample(request: SampleRequest, context_length: int, vocabulary_size: i
 
 
 def check_logprobs(
-    request: LogprobsRequest,
-    context_length: int,
-    vocabulary_size: int,
-    never: Collection[int] = (),
+    request: LogprobsRequest, context_length: int, vocabulary_size: int, never: Collection[int] = ()
 ) -> None:
     """Check a request's prompt and continuation, which must not contain unused tokens.
 

@@ -16,11 +16,7 @@ from es_cookbook.checkpoints.model_files import (
     model_directory,
     weight_paths,
 )
-from es_cookbook.checkpoints.models import (
-    load_architecture,
-    load_causal_lm,
-    load_tokenizer,
-)
+from es_cookbook.checkpoints.models import load_architecture, load_causal_lm, load_tokenizer
 from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
@@ -102,16 +98,10 @@ def test_a_repository_that_is_no_model_is_one_sentence(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    "builder",
-    [
-        VLLMEngineBuilder(),
-        RayPoolBuilder(engine=TorchEngineBuilder()),
-    ],
+    "builder", [VLLMEngineBuilder(), RayPoolBuilder(engine=TorchEngineBuilder())]
 )
 async def test_no_engine_starts_a_process_for_a_name_that_cannot_be_had(
-    hub: HubServer,
-    monkeypatch: pytest.MonkeyPatch,
-    builder: VLLMEngineBuilder | RayPoolBuilder,
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, builder: VLLMEngineBuilder | RayPoolBuilder
 ) -> None:
     def start(*_: object) -> None:
         raise AssertionError("it was started")
@@ -142,10 +132,7 @@ def test_an_adapter_and_a_file_are_named_for_what_they_are(tmp_path: Path) -> No
     config.write_text("[")
     with pytest.raises(ModelError, match="model_name=BASE search_space=adapter"):
         model_directory(str(tmp_path / "sft"))
-    for name, what in (
-        ("a.safetensors", "a file"),
-        ("notes.txt", "a file"),
-    ):
+    for name, what in (("a.safetensors", "a file"), ("notes.txt", "a file")):
         (tmp_path / name).write_bytes(b"x")
         with pytest.raises(ModelError, match=f"{name}' is {what}, not a model; accepted: a dir"):
             model_directory(str(tmp_path / name))

@@ -83,9 +83,7 @@ def test_a_checkpoint_of_torch_save_is_the_same_base(
         path = _copy(whole, tmp_path / name)
         (path / "model.safetensors").unlink()
         torch.save(
-            _weights(whole),
-            path / "pytorch_model.bin",
-            _use_new_zipfile_serialization=zipped,
+            _weights(whole), path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped
         )
         assert base_identity(str(path)) == base_identity(str(whole))
 

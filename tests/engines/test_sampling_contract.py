@@ -76,8 +76,7 @@ def syllable_tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(
-    scope="module",
-    params=["torch", pytest.param("vllm", marks=pytest.mark.xdist_group("vllm"))],
+    scope="module", params=["torch", pytest.param("vllm", marks=pytest.mark.xdist_group("vllm"))]
 )
 def engine(request: pytest.FixtureRequest, model: Path) -> Iterator[Running]:
     if request.param == "vllm":

@@ -267,11 +267,7 @@ class Member:
     node: str
 
     def __init__(
-        self,
-        number: int,
-        place: Place,
-        ledger: Ledger,
-        on_loss: "Callable[[Member], None]",
+        self, number: int, place: Place, ledger: Ledger, on_loss: "Callable[[Member], None]"
     ) -> None:
         self.number = number
         self.place = place

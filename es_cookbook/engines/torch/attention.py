@@ -25,17 +25,8 @@ import torch
 from transformers import PreTrainedModel
 from typing_extensions import override
 
-from es_cookbook.engines.torch.kernels.attention import (
-    STEP,
-    Looks,
-    attend,
-)
-from es_cookbook.engines.torch.kernels.modules import (
-    NO_FACTORS,
-    NO_NORMS,
-    LinearOutputs,
-    rows_of,
-)
+from es_cookbook.engines.torch.kernels.attention import STEP, Looks, attend
+from es_cookbook.engines.torch.kernels.modules import NO_FACTORS, NO_NORMS, LinearOutputs, rows_of
 
 _IMPLIED_BY_ROWS = ("position_ids", "cache_position")
 """Tensors that transformers hands on to attention and that say no more than the batch does."""

@@ -63,8 +63,7 @@ class TorchEngineBuilder(ModelEngineBuilder):
         "eighths of what is free if unset",
     )
     memory_gib: float | None = chz.field(
-        default=None,
-        doc="memory for resident genomes, in GiB; a quarter of what is free if unset",
+        default=None, doc="memory for resident genomes, in GiB; a quarter of what is free if unset"
     )
     prefix_cache_gib: float | None = chz.field(
         default=None,

@@ -210,10 +210,7 @@ class FlatForward(Forward):
         batch: list[_Span] = []
         free = self.rows_scored
         for sequence, (work, lease) in enumerate(zip(works, leases, strict=True)):
-            first, last = (
-                lease.first,
-                len(work.sequence) - 1,
-            )  # nothing after it is asked
+            first, last = lease.first, len(work.sequence) - 1  # nothing after it is asked
             while first < last:
                 end = min(last, max(first, work.num_prompt - 1) + free)
                 batch.append(_Span(work, sequence, first, end))

@@ -24,13 +24,7 @@ from es_cookbook.engines.torch.attention import round_up
 from es_cookbook.engines.torch.kernels.attention import STEP
 from es_cookbook.engines.torch.memory import CachePlan
 from es_cookbook.engines.torch.population_layers import ROWS_PER_BLOCK, PopulationModel
-from es_cookbook.engines.torch.slots import (
-    Forward,
-    SlotTable,
-    Work,
-    choose_tokens,
-    token_logprobs,
-)
+from es_cookbook.engines.torch.slots import Forward, SlotTable, Work, choose_tokens, token_logprobs
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.types import Action
 

@@ -24,11 +24,7 @@ from typing_extensions import override
 
 from es_cookbook.engines.torch.attention import round_up
 from es_cookbook.engines.torch.kernels.modules import Path
-from es_cookbook.engines.torch.population_layers import (
-    ROWS_PER_BLOCK,
-    Batch,
-    PopulationModel,
-)
+from es_cookbook.engines.torch.population_layers import ROWS_PER_BLOCK, Batch, PopulationModel
 from es_cookbook.engines.torch.slots import Forward, SlotTable, Work, token_logprobs, tops
 
 _OfRows: TypeAlias = Callable[[Sequence[torch.Tensor]], torch.Tensor]

@@ -34,11 +34,7 @@ from es_cookbook.engines.torch.kernels.experts import ExpertGroup
 from es_cookbook.engines.torch.kernels.modules import Path as RowPath
 from es_cookbook.engines.torch.kernels.products import packs
 from es_cookbook.engines.torch.memory import INT8_BYTES, trim
-from es_cookbook.engines.torch.population_layers import (
-    LinearGroup,
-    LowRankTable,
-    PopulationModel,
-)
+from es_cookbook.engines.torch.population_layers import LinearGroup, LowRankTable, PopulationModel
 from es_cookbook.evolution.centre import Centre, for_each, noise_device, on_gpu
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace
@@ -61,11 +57,7 @@ class ResidentWeights:
     """
 
     def __init__(
-        self,
-        base: PreTrainedModel,
-        space: SearchSpace,
-        num_threads: int,
-        path: RowPath,
+        self, base: PreTrainedModel, space: SearchSpace, num_threads: int, path: RowPath
     ) -> None:
         self.base = base
         self._path = path

@@ -35,17 +35,9 @@ from es_cookbook.engines.torch.attention import attention_of, set_attention
 from es_cookbook.engines.torch.flat import FlatForward, new_cache
 from es_cookbook.engines.torch.kernels.modules import FLAT, NARROW, Path
 from es_cookbook.engines.torch.kernels.products import one_thread
-from es_cookbook.engines.torch.memory import (
-    CacheSize,
-    Unfit,
-    flat_cache_size,
-    own_cache_size,
-)
+from es_cookbook.engines.torch.memory import CacheSize, Unfit, flat_cache_size, own_cache_size
 from es_cookbook.engines.torch.own import OwnForward
-from es_cookbook.engines.torch.population_layers import (
-    ROWS_PER_BLOCK,
-    PopulationModel,
-)
+from es_cookbook.engines.torch.population_layers import ROWS_PER_BLOCK, PopulationModel
 from es_cookbook.engines.torch.prefix_cache import PrefixCache
 from es_cookbook.engines.torch.resident_weights import GenomeTables
 from es_cookbook.engines.torch.slots import Forward, SlotTable, Work

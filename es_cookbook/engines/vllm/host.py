@@ -42,11 +42,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import override
 
 from es_cookbook.checkpoints.linear_weights import named_weights
-from es_cookbook.checkpoints.models import (
-    load_causal_lm,
-    parameter_infos,
-    save_model,
-)
+from es_cookbook.checkpoints.models import load_causal_lm, parameter_infos, save_model
 from es_cookbook.common import errors
 from es_cookbook.common.errors import EngineError, ESCookbookError, RequestError
 from es_cookbook.engines.base import (

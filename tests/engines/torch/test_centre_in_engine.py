@@ -103,11 +103,7 @@ async def test_restoring_begins_at_a_snapshot_that_can_be_read(
     ids=["low rank", "full rank", "hundreds of times in bfloat16"],
 )
 async def test_perturbing_and_moving_without_signal_leaves_every_bit(
-    tiny_model: TinyModel,
-    tmp_path: Path,
-    space: SearchSpaceBuilder,
-    dtype: str,
-    generations: int,
+    tiny_model: TinyModel, tmp_path: Path, space: SearchSpaceBuilder, dtype: str, generations: int
 ) -> None:
     async with running_engine(tiny_model("qwen2"), space, dtype=dtype) as engine:
         await engine.save(tmp_path / "before")

@@ -150,9 +150,7 @@ async def test_spaces_that_move_weights_are_refused_over_quantised_ones(
             pass
 
 
-async def test_floats_host_adapters_alone(
-    quantised: Callable[[How | ByLibrary], Path],
-) -> None:
+async def test_floats_host_adapters_alone(quantised: Callable[[How | ByLibrary], Path]) -> None:
     path = quantised(FLOATS[0])
     for space in (QuantScales(), QuantCodes()):
         with pytest.raises(ConfigError, match="no weight quantised to"):

@@ -16,13 +16,7 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import SamplingParams
-from tests.engines.torch.reference import (
-    Reference,
-    request,
-    running_engine,
-    sample_all,
-    who,
-)
+from tests.engines.torch.reference import Reference, request, running_engine, sample_all, who
 from tests.tiny_models import CONTEXT, FIRST_CHARACTER, VOCABULARY, TinyModel
 
 pytestmark = pytest.mark.anyio

@@ -7,11 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.engines.base import SampleRequest
-from es_cookbook.engines.torch.population_layers import (
-    MIN_ROWS,
-    ROWS_PER_BLOCK,
-    PopulationModel,
-)
+from es_cookbook.engines.torch.population_layers import MIN_ROWS, ROWS_PER_BLOCK, PopulationModel
 from es_cookbook.engines.torch.slots import (
     SlotTable,
     Work,

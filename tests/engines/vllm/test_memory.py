@@ -2,22 +2,12 @@
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config
 
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import GIB
-from es_cookbook.engines.vllm.memory import (
-    Shards,
-    check_fits,
-    cpu_cache_gib,
-    slots_for,
-)
+from es_cookbook.engines.vllm.memory import Shards, check_fits, cpu_cache_gib, slots_for
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank

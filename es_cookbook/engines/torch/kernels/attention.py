@@ -36,11 +36,7 @@ from es_cookbook.engines.torch.kernels.lanes import (
     sum_of,
     write,
 )
-from es_cookbook.engines.torch.kernels.panels import (
-    QUERIES,
-    REGISTERS,
-    multiply_rows,
-)
+from es_cookbook.engines.torch.kernels.panels import QUERIES, REGISTERS, multiply_rows
 from es_cookbook.engines.torch.kernels.rows import (
     FACTORS,
     RankFactors,

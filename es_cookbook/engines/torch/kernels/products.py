@@ -31,14 +31,7 @@ from numpy.typing import NDArray
 
 from es_cookbook.common.machine.compiled import features
 from es_cookbook.engines.torch.kernels.lanes import Row, kernel, prefetch
-from es_cookbook.engines.torch.kernels.panels import (
-    DEPTH,
-    LINE,
-    OUTPUTS,
-    PANEL,
-    add_products,
-    turn,
-)
+from es_cookbook.engines.torch.kernels.panels import DEPTH, LINE, OUTPUTS, PANEL, add_products, turn
 
 _Floats = NDArray[np.float32]
 
