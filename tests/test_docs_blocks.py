@@ -60,7 +60,7 @@ def blocks() -> list[Block]:
 
 
 BLOCKS = blocks()
-START = "docs/start.md", "python"
+START = "docs/index.md", "python"
 PYTHON_PAGES = sorted({block.page for block in BLOCKS if block.kind == "python"})
 COMMANDS = r"es-cookbook|python -m (es_cookbook|benchmarks|tools)|make"
 RUN = {(page, line) for page, line in lines(COMMANDS)}

@@ -64,7 +64,7 @@ def test_the_site_builds_without_warnings_and_asks_nobody(tmp_path: Path) -> Non
     assert not any(is_remote(url) for css in styles for url in re.findall(r"url\(\W?(.*?)\)", css))
     optimizers = pages[site / "docs/builders/optimizers.html"]
     assert "genomes in mirrored pairs" in optimizers
-    assert "(docs/start.html)" in (site / "llms.txt").read_text(encoding="utf-8")
+    assert "(docs/install.html)" in (site / "llms.txt").read_text(encoding="utf-8")
     assert any("copybutton.js" in address for address in fetched_by(optimizers))
 
 
