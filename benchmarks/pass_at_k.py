@@ -33,9 +33,9 @@ import chz
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.harness import Row, report, row
-from es_cookbook.common.schedules import Cosine
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.recipes.countdown.dataset import Split, generate_problems, question
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL

@@ -226,7 +226,7 @@ def is_documented(value: ast.expr | None) -> bool:
         return True
     makers = [
         node
-        for node in ast.walk(TREES[PACKAGE / "common" / "schedules.py"])
+        for node in ast.walk(TREES[PACKAGE / "evolution" / "schedules.py"])
         if isinstance(node, ast.FunctionDef) and node.name == getattr(value.func, "id", None)
     ]
     returned = [node for maker in makers for node in ast.walk(maker) if type(node) is ast.Return]
@@ -279,7 +279,7 @@ RUNS_WHAT_IT_READS = {
     "es_cookbook.cli": {"importlib.import_module"},
     "es_cookbook": {"importlib.import_module"},
     # Machine code that numba made here and keeps beside the package, as numba itself reads it.
-    "es_cookbook.common.machine.compiled": {"pickle.loads"},
+    "es_cookbook.evolution.noise.compiled": {"pickle.loads"},
 }
 """Module -> calls in it that run what they are given."""
 CAN_RUN = re.compile(

@@ -4,14 +4,16 @@
 """
 
 import importlib
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.registry import Registered, part
-from es_cookbook.common.terminal import ended_at_once, program, until_stdout_closes
+from es_cookbook.common.terminal import INTERRUPTED, handled, program, until_stdout_closes
 from es_cookbook.common.trust import load, source_of
 
 if TYPE_CHECKING:
@@ -34,13 +36,18 @@ def main() -> None:
             print(_overview())
         return
     try:
-        with ended_at_once():  # Imports take a second.
+        with handled((signal.SIGINT, signal.SIGTERM), _end_at_once):  # Imports take a second.
             command = command_of(name)
     except ConfigError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
     sys.argv = [f"{sys.argv[0]} {name}", *options]
     command()
+
+
+def _end_at_once(*_: object) -> None:
+    os.write(2, b"interrupted; nothing has changed: run the same command again\n")
+    os._exit(INTERRUPTED)
 
 
 def command_of(name: str) -> Callable[[], object]:

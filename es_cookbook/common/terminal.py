@@ -12,6 +12,7 @@ without it.
 """
 
 import contextlib
+import functools
 import os
 import shlex
 import signal
@@ -32,8 +33,6 @@ INTERRUPTED = 130
 """The exit code after Ctrl-C or SIGTERM."""
 interrupted = threading.Event()
 """Set by the first signal to a command, until the next command begins."""
-_LINE_ENDS = "\u2028\u2029"
-"""Not control characters, but `str.splitlines` and some terminals end a line at them."""
 
 
 def program() -> str:
@@ -61,8 +60,6 @@ def command(name: str, **options: object) -> str:
 
 _is_program = False
 _screen: TextIO | None = None
-_said: set[str] = set()
-"""Sentences of `say_once` in this command."""
 
 
 @contextlib.contextmanager
@@ -70,7 +67,7 @@ def as_program() -> Generator[None]:
     """Inside, this process is a command that was started in a terminal, and `say` prints."""
     global _is_program
     before, _is_program = _is_program, True
-    _said.clear()
+    say_once.cache_clear()
     try:
         yield
     finally:
@@ -93,11 +90,10 @@ def say(sentence: str) -> None:
             print(f"{line}\n", end="", file=screen(), flush=True)  # Whole, from any thread.
 
 
+@functools.cache
 def say_once(sentence: str) -> None:
     """The same, once per command."""
-    if sentence not in _said:
-        _said.add(sentence)
-        say(sentence)
+    say(sentence)
 
 
 def screen() -> TextIO:
@@ -133,17 +129,6 @@ def handled(
             signal.signal(number, before)
 
 
-def ended_at_once() -> contextlib.AbstractContextManager[None]:
-    """Inside, Ctrl-C and SIGTERM end the process at once, with exit code 130: nothing has begun."""
-    return handled((signal.SIGINT, signal.SIGTERM), _end_at_once)
-
-
-def _end_at_once(number: int, frame: FrameType | None) -> None:
-    with contextlib.suppress(OSError):
-        os.write(2, b"interrupted; nothing has changed: run the same command again\n")
-    os._exit(INTERRUPTED)
-
-
 def leave(code: int) -> None:
     """End this process without waiting for its threads; its output is flushed."""
     for stream in (sys.stdout, sys.stderr):
@@ -171,35 +156,9 @@ def until_stdout_closes() -> Generator[None]:
         raise SystemExit(128 + signal.SIGPIPE) from None
 
 
-def is_screen(stream: TextIO) -> bool:
-    """Whether a stream is a terminal on which lines can be redrawn."""
-    try:
-        return stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
-    except (AttributeError, ValueError):  # It was closed, or replaced by None.
-        return False
-
-
-def choose(question: str, answers: Sequence[str], at_end: str) -> str:
-    """Ask until the answer is one of these, or its first letter; `at_end` at the end of input."""
-    print(question)
-    prompt = ", ".join(f"[{word[0]}]{word[1:]}" for word in answers) + "? "
-    by_letter = {word[0]: word for word in answers}
-    while True:
-        try:
-            letter = input(prompt).strip().lower()[:1]
-        except EOFError:
-            return at_end
-        if letter in by_letter:
-            return by_letter[letter]
-
-
 def is_utf8(text: str) -> bool:
-    """Whether a text can be encoded in UTF-8: it has no surrogates, as of undecodable names."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    """Whether a text has no surrogates, which stand for undecodable bytes of names."""
+    return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def printable(text: str) -> str:
@@ -208,10 +167,7 @@ def printable(text: str) -> str:
     >>> printable("\x1b[31mred\n")
     '\\x1b[31mred\n'
     """
-    return "".join(
-        character if character == "\n" or not _is_control(character) else _escaped(character)
-        for character in text
-    )
+    return "".join(c if c == "\n" else _visible(c) for c in text)
 
 
 def one_line(text: str) -> str:
@@ -222,18 +178,12 @@ def one_line(text: str) -> str:
     >>> one_line("ä\n→").encode("latin-1", "backslashreplace").decode("unicode_escape")
     'ä\n→'
     """
-    return "".join(
-        _escaped(character) if character == "\\" or _is_control(character) else character
-        for character in text
-    )
+    return "".join(r"\\" if c == "\\" else _visible(c) for c in text)
 
 
-def _is_control(character: str) -> bool:
-    return unicodedata.category(character)[0] == "C" or character in _LINE_ENDS
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+def _visible(character: str) -> str:
+    is_visible = character.isprintable() or unicodedata.category(character) == "Zs"  # Spaces.
+    return character if is_visible else character.encode("unicode_escape").decode()
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

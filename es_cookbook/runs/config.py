@@ -21,10 +21,10 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names, with_each
-from es_cookbook.common.schedules import Constant, Schedule, check_temperatures, schedule_field
 from es_cookbook.engines.base import ENGINE_NAMES, Engine, EngineBuilder
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
 from es_cookbook.evolution.optimizers.base import AUTO, Optimizer, OptimizerBuilder, OptimizerNames
+from es_cookbook.evolution.schedules import Constant, Schedule, check_temperatures, schedule_field
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpace, SearchSpaceBuilder
 from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.population.sampler import PopulationSampler

@@ -37,9 +37,9 @@ import chz
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ESCookbookError
-from es_cookbook.common.schedules import Cosine
 from es_cookbook.common.terminal import BEGAN, as_program
 from es_cookbook.common.trust import refuse_while_imported
+from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.runs.config import Config, RunConfig
 from es_cookbook.runs.directory.directory import HISTORY, METRICS, Recorded
 from es_cookbook.runs.evolution_run import EvolutionStrategies

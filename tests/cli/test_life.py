@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.common.errors import HistoryError
-from es_cookbook.common.schedules import Cosine
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.runs.directory.directory import RunLock
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import run as run_config

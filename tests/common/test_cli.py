@@ -14,11 +14,11 @@ import pytest
 from es_cookbook.common.cli import UNNAMED, arguments, changed, run_cli, run_with_fields
 from es_cookbook.common.errors import EngineError, TooManyLostError
 from es_cookbook.common.names import Names
-from es_cookbook.common.schedules import Constant, Cosine
 from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness, Raw, ZScore
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.schedules import Constant, Cosine
 from es_cookbook.plugins.regularisers.kl import KLToBase
 
 _OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings={"es": {"sigma": 0.005}})

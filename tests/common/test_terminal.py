@@ -43,10 +43,11 @@ def test_a_size_has_the_largest_unit_that_leaves_a_whole_part() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_command_that_is_still_imported_ends_at_once(number: int) -> None:
+def test_a_command_that_is_interrupted_while_it_is_imported_ends_at_once(number: int) -> None:
     program = (
-        "import os, time; from es_cookbook.common.terminal import ended_at_once\n"
-        f"with ended_at_once():\n    os.kill(os.getpid(), {number}); time.sleep(20)"
+        "import os, sys, time; from es_cookbook import cli\n"
+        f"cli.command_of = lambda _: (os.kill(os.getpid(), {number}), time.sleep(20))\n"
+        "sys.argv[1:] = ['show']; cli.main()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 130

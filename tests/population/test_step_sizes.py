@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.schedules import Cosine, Table
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import as_program
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
@@ -18,6 +17,7 @@ from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.optimizers.adam import Adam
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.schedules import Cosine, Table
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.population import centre_answers, step_sizes
 from es_cookbook.population.sampler import PopulationSampler

@@ -8,9 +8,9 @@ import pytest
 from es_cookbook.cli import RECIPES
 from es_cookbook.cli.options import recipe_config, recipe_defaults
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.schedules import Constant, Cosine
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.schedules import Constant, Cosine
 from es_cookbook.recipes.countdown.train_cli import CLIConfig as Countdown
 
 SPACES = {

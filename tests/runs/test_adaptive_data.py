@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from es_cookbook.common.errors import DataError
-from es_cookbook.common.schedules import HotSteps, Table
+from es_cookbook.evolution.schedules import HotSteps, Table
 from es_cookbook.plugins.branches import fork
 from es_cookbook.plugins.mixtures.mixture import Mixture, Part
 from es_cookbook.plugins.mixtures.selection import Curriculum, Filter, Replay

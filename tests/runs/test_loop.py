@@ -18,9 +18,9 @@ from es_cookbook.common.errors import (
     ModelError,
     RunDirectoryError,
 )
-from es_cookbook.common.schedules import Constant, Linear, Schedule
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.schedules import Constant, Linear, Schedule
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.plugins.branches import fork
 from es_cookbook.plugins.genetic.optimizer import Genetic

@@ -9,8 +9,8 @@ import chz
 import numpy as np
 import pytest
 
-from es_cookbook.common.schedules import Linear
 from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma
+from es_cookbook.evolution.schedules import Linear
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.rl.types import TrajectoryGroup
 from es_cookbook.runs.history.store import read_history

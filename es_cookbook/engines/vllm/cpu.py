@@ -31,7 +31,7 @@ from vllm.lora.layers import base_linear
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.model_executor.layers import utils
 
-from es_cookbook.common.machine.compiled import compiled
+from es_cookbook.evolution.noise.compiled import compiled
 
 _PRODUCTS_KEPT = 32
 """Number of oneDNN programs kept per weight, one per number of rows; vLLM's own choice."""

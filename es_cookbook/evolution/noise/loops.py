@@ -21,7 +21,7 @@ from numba.core import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from es_cookbook.common.machine.compiled import compiled
+from es_cookbook.evolution.noise.compiled import compiled
 
 _Word: TypeAlias = np.uint64
 

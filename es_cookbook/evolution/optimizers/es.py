@@ -57,7 +57,6 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.schedules import Schedule, schedule_field, warmup
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step, Term
@@ -71,6 +70,7 @@ from es_cookbook.evolution.optimizers.base import (
     number,
     refuse_zero_sigma,
 )
+from es_cookbook.evolution.schedules import Schedule, schedule_field, warmup
 from es_cookbook.evolution.spaces.base import SearchSpace
 
 

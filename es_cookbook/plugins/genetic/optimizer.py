@@ -69,7 +69,6 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.schedules import Constant, Cosine, Schedule, schedule_field
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import Floats, average_ranks
 from es_cookbook.evolution.genome import Genome, Step, Term
@@ -83,6 +82,7 @@ from es_cookbook.evolution.optimizers.base import (
     refuse_zero_sigma,
 )
 from es_cookbook.evolution.optimizers.es import merged, weighted_sum
+from es_cookbook.evolution.schedules import Constant, Cosine, Schedule, schedule_field
 from es_cookbook.evolution.spaces.base import SearchSpace
 
 _CHANCE = 2.0**63

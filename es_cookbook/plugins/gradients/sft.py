@@ -34,8 +34,8 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, DataError, nearest, not_installed
 from es_cookbook.common.files import whole_directory
 from es_cookbook.common.names import Names
-from es_cookbook.common.schedules import Schedule, schedule_field
 from es_cookbook.common.terminal import say
+from es_cookbook.evolution.schedules import Schedule, schedule_field
 from es_cookbook.plugins.gradients.supervised import Split, SupervisedRows
 from es_cookbook.rl.data.problem_dataset import in_epochs
 from es_cookbook.rl.rollouts import Example

@@ -33,8 +33,8 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.common.schedules import Table
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.evolution.schedules import Table
 from es_cookbook.plugins.mixtures.selection import (
     Curriculum,
     Filter,

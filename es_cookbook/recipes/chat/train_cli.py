@@ -13,8 +13,8 @@ GGUF file from PyPI. Any other instruct model goes the same way:
 import chz
 
 from es_cookbook.common.names import Names, built_field
-from es_cookbook.common.schedules import Cosine
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
+from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.recipes.chat.dataset import ChatDatasetBuilder
 from es_cookbook.rl.objectives import SURROGATE_NAMES, AnswerSource
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams

@@ -18,8 +18,8 @@ from pathlib import Path
 import chz
 
 from es_cookbook.common.names import built_field
-from es_cookbook.common.schedules import Cosine
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
+from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.program import RecipeConfig, program

@@ -4,7 +4,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.names import built_field
-from es_cookbook.common.schedules import Table
+from es_cookbook.evolution.schedules import Table
 from es_cookbook.plugins.mixtures.mixture import Mixture, Part, easy_pool
 from es_cookbook.plugins.mixtures.selection import Curriculum, Filter, Replay
 from es_cookbook.recipes.countdown.arithmetic import CountdownReward

@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias, cast
 from es_cookbook.common.configs import FORMAT, config_from_json, config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.common.files import fsync
-from es_cookbook.common.terminal import choose, command, plural
+from es_cookbook.common.terminal import command, plural
 from es_cookbook.runs.directory.directory import (
     CONFIG,
     GENERATION_KEYS,
@@ -311,10 +311,24 @@ def _ask(log_path: Path, differing: list[str]) -> Literal["resume", "delete"]:
     if differing:
         question += f"\nIt cannot be resumed because its Config differs: {'; '.join(differing)}."
         answers.remove("resume")
-    answer = choose(question, answers, at_end="abort")
+    answer = _chosen(question, answers)
     if answer == "abort":
         raise RunDirectoryError(f"log_path {log_path} already holds a run; it was left as it is")
     return "resume" if answer == "resume" else "delete"
+
+
+def _chosen(question: str, answers: Sequence[str]) -> str:
+    """Ask until the user types one of these answers or its first letter; the last at the end."""
+    print(question)
+    prompt = ", ".join(f"[{word[0]}]{word[1:]}" for word in answers) + "? "
+    by_letter = {word[0]: word for word in answers}
+    while True:
+        try:
+            letter = input(prompt).strip().lower()[:1]
+        except EOFError:
+            return answers[-1]
+        if letter in by_letter:
+            return by_letter[letter]
 
 
 def delete_run(log_path: Path) -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from es_cookbook.common.terminal import is_screen, plural, printable
+from es_cookbook.common.terminal import plural, printable
 from es_cookbook.population.sampler import Rollouts
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 from es_cookbook.runs.tracking.findings import Findings
@@ -42,7 +42,9 @@ class LiveTrackerBuilder(TrackerBuilder):
 
     def __call__(self, run: RunInfo) -> Tracker:
         """Show progress on a terminal that can move its cursor, plain lines otherwise."""
-        return LiveTracker(run, Console(highlight=False) if is_screen(sys.stdout) else None)
+        console = Console(highlight=False)
+        is_redrawn = sys.stdout.isatty() and not console.is_dumb_terminal
+        return LiveTracker(run, console if is_redrawn else None)
 
 
 class LiveTracker(Tracker):

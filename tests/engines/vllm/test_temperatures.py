@@ -6,12 +6,12 @@ import chz
 import pytest
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.schedules import Exponential
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.engines.vllm.output import LEAST_TEMPERATURE
+from es_cookbook.evolution.schedules import Exponential
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.config import Config

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.schedules import Cosine, Linear, Table
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import ZScore
 from es_cookbook.evolution.genome import Genome, Step, Term
@@ -21,6 +20,7 @@ from es_cookbook.evolution.optimizers.base import (
 )
 from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma, merged, step_length
 from es_cookbook.evolution.optimizers.momentum import ClipUp, Muon
+from es_cookbook.evolution.schedules import Cosine, Linear, Table
 from es_cookbook.evolution.spaces.base import Shares
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pytest import approx
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.schedules import Linear, Table
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.fitness import ZScore
 from es_cookbook.evolution.genome import AdamRule, MuonRule, Step, Term
@@ -22,6 +21,7 @@ from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.optimizers.momentum import ClipUp, Momentum, Muon
 from es_cookbook.evolution.optimizers.window import WindowedES, average_weights
+from es_cookbook.evolution.schedules import Linear, Table
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from tests.settled import settled
 

@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from es_cookbook.common.configs import load_config
-from es_cookbook.common.schedules import Cosine
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.plugins.branches import rewind
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.runs.directory.directory import RunLock, read_trained_on

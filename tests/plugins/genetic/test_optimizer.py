@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.schedules import Linear, Table
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, MuonRule, Step, Term
+from es_cookbook.evolution.schedules import Linear, Table
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.plugins.genetic.optimizer import (
     BASE,

@@ -17,8 +17,8 @@ import torch
 
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError
-from es_cookbook.common.schedules import Table
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.evolution.schedules import Table
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.plugins.gradients.gradient_run import Gradients
 from es_cookbook.plugins.gradients.learner import Learner, learned_places

@@ -11,7 +11,7 @@ import pytest
 from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.common.schedules import Table
+from es_cookbook.evolution.schedules import Table
 from es_cookbook.plugins.mixtures.mixture import Mixture, Part, easy_pool
 from es_cookbook.plugins.mixtures.selection import Curriculum, Filter, Replay, Stream, quotas
 from es_cookbook.rl.data.problem_dataset import ProblemDataset

@@ -23,7 +23,6 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from es_cookbook.common.machine.compiled import features
 from es_cookbook.engines.torch.kernels.lanes import (
     INTS,
     LANES,
@@ -41,6 +40,7 @@ from es_cookbook.engines.torch.kernels.lanes import (
 from es_cookbook.engines.torch.kernels.panels import Places, Rows, each_tile, in_registers
 from es_cookbook.engines.torch.kernels.products import as_stored, bias_of
 from es_cookbook.engines.torch.kernels.rows import widen_row
+from es_cookbook.evolution.noise.compiled import features
 
 _BITS = 512 if "+avx512vnni" in features() else 256 if "+avxvnni" in features() else 0
 """Width in bits of the registers that the instruction works on; 0 without the instruction."""

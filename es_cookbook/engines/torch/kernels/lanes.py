@@ -21,7 +21,7 @@ from numba.core.datamodel import models, register_default
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from es_cookbook.common.machine.compiled import compiled
+from es_cookbook.evolution.noise.compiled import compiled
 
 LANES = 16
 """Numbers that an operation works on: a register of AVX-512, two of AVX, four of NEON."""

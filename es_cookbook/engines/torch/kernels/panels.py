@@ -18,7 +18,6 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from es_cookbook.common.machine.compiled import features
 from es_cookbook.engines.torch.kernels.lanes import (
     FLOATS,
     LANES,
@@ -30,6 +29,7 @@ from es_cookbook.engines.torch.kernels.lanes import (
     pointer_to,
     widened,
 )
+from es_cookbook.evolution.noise.compiled import features
 
 _HAS_512_BITS = "+avx512f" in features()
 _WIDTH, _SUMS, _ROWS = (16, 24, 8) if _HAS_512_BITS else (8, 12, 4)

@@ -29,9 +29,9 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from es_cookbook.common.machine.compiled import features
 from es_cookbook.engines.torch.kernels.lanes import Row, kernel, prefetch
 from es_cookbook.engines.torch.kernels.panels import DEPTH, LINE, OUTPUTS, PANEL, add_products, turn
+from es_cookbook.evolution.noise.compiled import features
 
 _Floats = NDArray[np.float32]
 

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.schedules import (
+from es_cookbook.evolution.schedules import (
     Schedule,
     check_temperatures,
     schedule_field,

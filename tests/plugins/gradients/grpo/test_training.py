@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError, TooManyLostError
-from es_cookbook.common.schedules import HotSteps, Table
+from es_cookbook.evolution.schedules import HotSteps, Table
 from es_cookbook.plugins.gradients.checkpoints import latest_checkpoint
 from es_cookbook.plugins.gradients.grpo import main
 from es_cookbook.plugins.hub.background_push import HubPush

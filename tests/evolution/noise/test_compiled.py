@@ -23,7 +23,7 @@ def test_a_loop_whose_version_is_another_is_compiled_again(tmp_path: Path) -> No
     loop.write_text(
         "import numba\n"
         "from pathlib import Path\n"
-        "from es_cookbook.common.machine.compiled import compiled\n"
+        "from es_cookbook.evolution.noise.compiled import compiled\n"
         "source = Path(__file__).with_name('es_called.py').read_text()\n"
         "space = {}\n"
         "exec(source, space)\n"
@@ -47,7 +47,7 @@ def test_damaged_machine_code_is_compiled_again_and_kept(
 ) -> None:
     loop = tmp_path / "es_loop.py"
     loop.write_text(
-        "from es_cookbook.common.machine.compiled import compiled\n"
+        "from es_cookbook.evolution.noise.compiled import compiled\n"
         "@compiled('int64()')\n"
         "def answer():\n"
         "    return 1\n"
@@ -71,7 +71,8 @@ def test_damaged_machine_code_is_compiled_again_and_kept(
 def test_only_what_is_really_compiled_is_announced_and_once(tmp_path: Path) -> None:
     module = tmp_path / "es_two_loops.py"
     loops = [f"@compiled('int64()')\ndef {name}():\n    return 1\n" for name in ("one", "two")]
-    module.write_text("from es_cookbook.common.machine.compiled import compiled\n" + "".join(loops))
+    head = "from es_cookbook.evolution.noise.compiled import compiled\n"
+    module.write_text(head + "".join(loops))
     program = (
         "from es_cookbook.common.terminal import as_program\n"
         "with as_program():\n    import es_two_loops\n"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.schedules import (
+from es_cookbook.evolution.schedules import (
     Constant,
     Cosine,
     Exponential,
