@@ -24,8 +24,6 @@ _LOOPBACK = re.compile(r"http://(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?(/[!-
 _NAME = re.compile(r"[\w./-]{1,128}", re.ASCII)
 """Names that the protocol allows."""
 MOST_TOOLS = 128
-_LONGEST_SCHEMA = 1 << 15
-"""Characters of a tool's name, description and schema, as JSON."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,11 +113,6 @@ def checked_tools(server: Server, described: "Sequence[Described]") -> Iterator[
             "description": tool.description or "",
             "parameters": parameters,
         }
-        length = len(json.dumps(function))
-        if length > _LONGEST_SCHEMA:
-            raise EnvError(
-                f"{what} is described in {length:,} characters; accepted are {_LONGEST_SCHEMA:,}"
-            )
         if not _is_schema(tool.input_schema):
             raise EnvError(
                 f"{what} must have a schema of arguments of type 'object', with a schema for each "

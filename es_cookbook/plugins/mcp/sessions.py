@@ -85,7 +85,7 @@ class Session:
             if (tool.name, tool.parameters) not in [(t.name, t.parameters) for t in self._tools]:
                 raise EnvError(f"{self._server} no longer has the tool {tool.name!r} as it was")
             request = CallToolRequest(params=params)
-            self._allowance.grow()
+            self._allowance.renew(self._num_calls)
             try:
                 # Not `call_tool`, which checks results by a schema of the server's.
                 found = await client.send_request(request, CallToolResult)
@@ -96,13 +96,13 @@ class Session:
         return told(found, self._server.max_chars)
 
     def retire(self) -> None:
-        """Take no more calls, and end after those that are under way."""
+        """Take no more calls, and end after those in progress."""
         self.is_retired = True
         if not self._num_calls:
             self._end()
 
     def _ended(self, how: str) -> None:
-        """Fail calls under way, with the reason: the server has ended, or is cut off."""
+        """Fail calls in progress, with the reason: the server has ended, or is cut off."""
         self._why = self._why or f"{self._server} {how}"
         self.is_retired = True
         self._over.set()

@@ -5,8 +5,8 @@
     es-cookbook countdown trackers.trackio.project=mine              trackio show
 
 Metrics have the names of `metrics.jsonl`; W&B also gets a table of rollouts every few generations.
-If such a library fails, the tracker warns once and is
-not used again, and the run continues. All metrics are in `metrics.jsonl` in any case.
+If such a library fails, the tracker warns once and is not used again, and the run continues. All
+metrics are in `metrics.jsonl` in any case.
 """
 
 import contextlib
@@ -18,11 +18,10 @@ import logging
 import math
 import os
 import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import chz
 from typing_extensions import override
@@ -61,45 +60,45 @@ _LAST_UPLOAD = 60.0
 logger = logging.getLogger(__name__)
 
 
-class _LibraryTracker(Tracker, ABC):
-    """Passes metrics to a library that may fail; `name` is the library's name in warnings."""
+_Opened: TypeAlias = tuple[Callable[[int, Mapping[str, float]], None], Callable[[], None]]
+"""What a library does with the metrics of a generation, and at the end."""
 
-    def __init__(self, name: str, run: RunInfo) -> None:
+
+class _LibraryTracker(Tracker):
+    """Passes metrics to a library that may fail.
+
+    Args:
+        name: the library's name in warnings.
+        open_run: starts the run in the library, or continues it.
+    """
+
+    def __init__(self, name: str, open_run: Callable[[], _Opened]) -> None:
         self._name = name
-        self._run = run
-        self._is_on = True
+        self._open_run = open_run
+        self.is_on = True
         self._try(self._open)
 
-    @abstractmethod
     def _open(self) -> None:
-        """Start the run in the library, or continue it."""
-
-    @abstractmethod
-    def _log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a generation."""
-
-    @abstractmethod
-    def _close(self) -> None:
-        """Finish writing."""
+        self._log, self._close = self._open_run()
 
     @override
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        self._try(partial(self._log, generation, metrics))
+        self._try(lambda: self._log(generation, metrics))
 
     @override
     def close(self) -> None:
-        self._try(self._close)
-        self._is_on = False
+        self._try(lambda: self._close())
+        self.is_on = False
 
     def _try(self, do: Callable[[], None]) -> None:
-        if not self._is_on:
+        if not self.is_on:
             return
         try:
             do()
         # Libraries raise their own errors, and those of sockets, disks and processes; none may stop
         # a run.
         except Exception as error:
-            self._is_on = False
+            self.is_on = False
             name = type(error).__name__
             logger.warning("%s is off for the rest of this run: %s: %s", self._name, name, error)
 
@@ -157,35 +156,32 @@ class WandbTrackerBuilder(TrackerBuilder):
 class _WandbTracker(_LibraryTracker):
     def __init__(self, builder: WandbTrackerBuilder, run: RunInfo) -> None:
         self._builder = builder
+        self._run = run
         self._rows: list[list[str | int | float]] = []
-        super().__init__("W&B", run)
+        super().__init__("W&B", self._opened)
 
-    @override
-    def _open(self) -> None:
-        self._wandb = _start_wandb(self._builder, self._run)
+    def _opened(self) -> _Opened:
+        started = _start_wandb(self._builder, self._run)
 
-    @override
-    def _log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        logged: dict[str, object] = {**metrics, GENERATION: generation}
-        if self._rows:
-            import wandb
+        def log(generation: int, metrics: Mapping[str, float]) -> None:
+            logged: dict[str, object] = {**metrics, GENERATION: generation}
+            if self._rows:
+                import wandb
 
-            logged["rollouts"] = wandb.Table(columns=list(_COLUMNS), data=[*self._rows])
-            self._rows = []
-        self._wandb.log(logged, step=generation)
+                logged["rollouts"] = wandb.Table(columns=list(_COLUMNS), data=self._rows)
+                self._rows = []
+            started.log(logged, step=generation)
+
+        return log, started.finish
 
     @override
     def log_rollouts(
         self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
     ) -> None:
         every, count = self._builder.rollouts_every, self._builder.rollouts_per_table
-        if self._is_on and every and generation % every == 0:
+        if self.is_on and every and generation % every == 0:
             chosen = choose_rollouts(self._run.run_seed, generation, groups_P, count)
             self._rows = [_row(generation, sampled, decode) for sampled in chosen]
-
-    @override
-    def _close(self) -> None:
-        self._wandb.finish()
 
 
 def _row(generation: int, sampled: SampledRollout, decode: Decode) -> list[str | int | float]:
@@ -300,27 +296,20 @@ class TensorboardTrackerBuilder(TrackerBuilder):
         _require("tensorboard", "es-cookbook[tensorboard]")
 
     def __call__(self, run: RunInfo) -> Tracker:
-        return _TensorboardTracker("TensorBoard", run)
+        return _LibraryTracker("TensorBoard", partial(_open_tensorboard, run))
 
 
-class _TensorboardTracker(_LibraryTracker):
-    @override
-    def _open(self) -> None:
-        from torch.utils.tensorboard.writer import SummaryWriter
+def _open_tensorboard(run: RunInfo) -> _Opened:
+    from torch.utils.tensorboard.writer import SummaryWriter
 
-        first = self._run.start_generation
-        self._writer: SummaryWriter = SummaryWriter(self._run.path / TENSORBOARD, purge_step=first)
+    writer = SummaryWriter(run.path / TENSORBOARD, purge_step=run.start_generation)
 
-    @override
-    def _log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        for key, value in metrics.items():
-            if math.isfinite(value):
-                self._writer.add_scalar(key, value, generation)
-        self._writer.flush()
+    def log(generation: int, metrics: Mapping[str, float]) -> None:
+        for key, value in _finite(metrics).items():
+            writer.add_scalar(key, value, generation)
+        writer.flush()
 
-    @override
-    def _close(self) -> None:
-        self._writer.close()
+    return log, writer.close
 
 
 def _trackio_project(tracker: "TrackioTrackerBuilder") -> str:
@@ -350,30 +339,22 @@ class TrackioTrackerBuilder(TrackerBuilder):
         _require("trackio", "es-cookbook[trackio]")
 
     def __call__(self, run: RunInfo) -> Tracker:
-        return _TrackioTracker(self, run)
+        return _LibraryTracker("Trackio", partial(_open_trackio, self, run))
 
 
-class _TrackioTracker(_LibraryTracker):
-    def __init__(self, builder: TrackioTrackerBuilder, run: RunInfo) -> None:
-        self._builder = builder
-        super().__init__("Trackio", run)
+def _open_trackio(builder: TrackioTrackerBuilder, run: RunInfo) -> _Opened:
+    with contextlib.redirect_stdout(io.StringIO()):  # The live view owns the terminal.
+        # Trackio's current run stays in this context; otherwise it would be ended twice.
+        started = contextvars.copy_context().run(_start_trackio, builder, run)
 
-    @override
-    def _open(self) -> None:
-        with _quiet():
-            # Trackio's current run stays in this context; otherwise it would be ended twice.
-            context = contextvars.copy_context()
-            self._trackio = context.run(_start_trackio, self._builder, self._run)
+    def log(generation: int, metrics: Mapping[str, float]) -> None:
+        started.log(dict(_finite(metrics)), step=generation)
 
-    @override
-    def _log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        there = {key: value for key, value in metrics.items() if math.isfinite(value)}
-        self._trackio.log(there, step=generation)
+    def close() -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            started.finish()
 
-    @override
-    def _close(self) -> None:
-        with _quiet():
-            self._trackio.finish()
+    return log, close
 
 
 def _start_trackio(builder: TrackioTrackerBuilder, run: RunInfo) -> "trackio.run.Run":
@@ -397,8 +378,5 @@ def _name(given: str | None, run: RunInfo) -> str:
     return f"{name}-rewound-{rewinds}" if rewinds else name
 
 
-@contextlib.contextmanager
-def _quiet() -> Generator[None]:
-    """Context manager that drops the library's output; the live view owns the terminal."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield
+def _finite(metrics: Mapping[str, float]) -> Mapping[str, float]:
+    return {key: value for key, value in metrics.items() if math.isfinite(value)}

@@ -19,7 +19,7 @@ from es_cookbook.common.errors import EnvError
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.plugins.mcp.env import RowEnv
 from es_cookbook.plugins.mcp.servers import Server
-from es_cookbook.plugins.mcp.sessions import Session, listed
+from es_cookbook.plugins.mcp.sessions import listed
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
@@ -244,16 +244,8 @@ def once(name):
         ("def call(id, _): say(id=id + 7, result={})", "did not answer within"),
         ("def call(id, _): say(id=id, error={'code': -32603, 'message': 'a\\x1b'})", r"r: a\\x1b$"),
         ("def call(id, _): result(id, 'x' * 5_000_000)", "sent more than 4 MiB"),
-        ("def call(*_):\n while True: sys.stdout.write('x' * 99_999)", "sent more than 4 MiB"),
         ("def call(*_):\n while True: say(method='x', params=LONG)", "sent more than 4 MiB"),
-        *(
-            (f"def call(*_):\n while True: say(id=7, method={method!r}, params=LONG)", "than 4 MiB")
-            for method in ("ping", "sampling/createMessage")
-        ),
         ("def call(*_):\n while True: sys.stderr.write('x' * 99_999)", "sent more than 4 MiB"),
-        # Some hundred megabytes of Python's objects.
-        ("def call(id, _): say(id=id, result={'x': [[]] * 999_999})", "more than 32,768 values"),
-        ("def call(id, _): say(id=7, result={'x': [{'y': 0}] * 9_999})", "than 32,768 values"),
         # An error of its own, by a code that the library uses for a connection that has ended.
         ("def call(id, _): say(id=id, error={'code': -32000, 'message': 'busy'})", "error: busy$"),
     ],
@@ -316,30 +308,6 @@ def call(id, _):
 """
     (text,) = set(texts(await run(await chat(stub(much)), CALL, genomes=GENOMES[:1])))
     assert text.startswith('[],{"[],{"') and text.endswith(" more characters]")
-
-
-async def test_a_server_that_reads_nothing_is_not_written_to_without_a_limit(
-    stub: Callable[..., Server],
-) -> None:
-    """Its own requests have answers, whose length it chooses by that of their ids."""
-    talks = """
-def call(id, _):
-    while True: say(id="x" * 99_999, method="ping")
-"""
-    session = Session(stub(talks))
-    (tool,) = await session.tools()
-    long = {"x": "x" * 1_900_000}
-    reasons: list[str] = []
-    async with anyio.create_task_group() as tasks:
-
-        async def call() -> None:
-            with pytest.raises(EnvError) as caught:
-                await session.call(tool, long)
-            reasons.append(str(caught.value))
-
-        for _ in range(15):
-            tasks.start_soon(call)
-    assert {"left more than 16 MiB unread" in each for each in reasons} == {True}
 
 
 async def test_a_tool_that_is_no_longer_what_the_model_was_told_loses_the_rollout(
@@ -408,10 +376,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(json.dumps({"jsonrpc": "2.0", "id": id, "result": result}).encode())
     def event(self, **message):
         self.wfile.write(b"data: " + json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\\n\\n")
-    def do_GET(self):
-        print("GET", self.headers.get("last-event-id"), flush=True)
-        self.begin("text/event-stream")
-        self.wfile.write(b"retry: 0\\nid: 7\\ndata:\\n\\n")
+    def do_GET(self): self.begin("text/plain", 405)
     def do_DELETE(self): self.begin("text/plain")
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -437,28 +402,20 @@ server.serve_forever()
 
 
 @contextlib.contextmanager
-def on_http(code: str) -> Generator[tuple[str, subprocess.Popen[str]]]:
-    """The URL of a server whose `call` is this, and its process."""
+def on_http(code: str) -> Generator[str]:
+    """The URL of a server whose `call` is this."""
     command = [sys.executable, "-I", "-c", HTTP.replace("CODE", code)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as server:
         try:
             assert server.stdout is not None
-            yield f"http://127.0.0.1:{int(server.stdout.readline())}/mcp", server
+            yield f"http://127.0.0.1:{int(server.stdout.readline())}/mcp"
         finally:
             server.kill()
 
 
-def ended(server: subprocess.Popen[str]) -> str:
-    """What it had to say when it was ended."""
-    server.kill()
-    assert server.stdout is not None
-    return server.stdout.read()
-
-
 EVENTS = "self.begin('text/event-stream'); "
-NEVER_ENDS = "\n        while True: self.event("
 
 
 @pytest.mark.parametrize(
@@ -466,17 +423,10 @@ NEVER_ENDS = "\n        while True: self.event("
     [
         ("self.reply(id, done)", None),
         (EVENTS + "self.event(id=1, method='ping'); self.event(id=id, result=done)", None),
-        (
-            EVENTS + "self.wfile.write(b'event: x\\n\\n: y\\n\\n'); self.event(id=id, result=done)",
-            None,
-        ),
         ("self.begin('text/plain', 307)", "Unexpected content type"),
         ("self.begin('text/plain', 500)", "Server returned an error response"),
         ("self.reply(id, {'x': 'x' * 5_000_000})", "more than 4 MiB"),
-        ("self.reply(id, {'x': [[]] * 999_999})", "more than 32,768 values"),
-        (EVENTS + "self.event(id=id, result={'x': [[]] * 99_999})", "more than 32,768 values"),
-        (EVENTS + NEVER_ENDS + "method='x')", "more than 4 MiB"),
-        (EVENTS + NEVER_ENDS + "id='x', method='ping')", "more than 4 MiB"),
+        (EVENTS + "[self.event(method='x' * 99_999) for _ in range(99)]", "more than 4 MiB"),
         (EVENTS + "self.wfile.write(b'data: {')", "ended without a response$"),
         ("import os; os._exit(1)", "Server disconnected without sending a response"),
     ],
@@ -484,20 +434,10 @@ NEVER_ENDS = "\n        while True: self.event("
 async def test_a_server_on_http_that_fails_loses_the_rollout_and_says_why(
     code: str, said: str | None
 ) -> None:
-    with on_http(code) as (url, server):
+    with on_http(code) as url:
         found = await run(await chat(Server(url)), CALL, genomes=GENOMES[:1])
         if said is None:
             assert texts(found) == ["done"]
         else:
             (lost,) = reasons(found)
             assert re.search(said, lost), lost
-        assert not ended(server)  # The stream of a GET is not opened.
-
-
-async def test_a_response_on_http_is_seldom_resumed() -> None:
-    """A server that ended each at once was asked hundreds of times a second."""
-    code = EVENTS + "self.wfile.write(b'retry: 0\\nid: 7\\ndata:\\n\\n')"
-    with on_http(code) as (url, server):
-        talk = await chat(Server(url, timeout=3.5))
-        assert "did not answer" in reasons(await run(talk, CALL, genomes=GENOMES[:1])).pop()
-        assert 1 <= ended(server).count("GET 7\n") <= 5

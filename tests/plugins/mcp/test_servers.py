@@ -54,12 +54,9 @@ def test_a_tool_is_told_to_a_chat_template_with_the_schema_of_its_server() -> No
         ([], "has 0 tools; accepted are 1 to 128"),
         (tools(*map(str, range(129))), "has 129 tools; accepted are 1 to 128"),
         (tools("look up"), "the tool 'look up' must have a name of 1 to 128 letters"),
-        (tools("\x1b[31m"), r"the tool '\\x1b[31m' must have a name"),
-        (tools("t", description="x" * 40_000), "is described in 40,"),
         (tools("t", schema={}), "must have a schema of arguments of type 'object'"),
         (tools("t", schema={**ANYTHING, "properties": 3}), "with a schema for each of its"),
         (tools("t", schema={**ANYTHING, "properties": {"x": 3}}), "with a schema for each of its"),
-        (tools("t", schema=nested(32)), "is nested more than 64 deep"),
         (tools("t", schema=nested(20_000)), "is nested more than 64 deep"),
     ],
 )
@@ -68,13 +65,6 @@ def test_what_cannot_be_shown_to_a_model_is_refused(described: list[Tool], said:
         list(checked_tools(SERVER, described))
     assert said in str(caught.value) and str(caught.value).isprintable()
     assert str(caught.value).startswith("the MCP server 'python server.py'")
-
-
-def test_a_pattern_is_not_compiled_and_an_address_is_not_fetched() -> None:
-    for hostile in ({"pattern": "(" * 10_000}, {"$ref": "http://192.0.2.1/schema"}):
-        schema = {"type": "object", "properties": {"x": hostile}}
-        (tool,) = checked_tools(SERVER, tools("t", schema=schema))
-        assert parameters_of(tool) == schema
 
 
 def test_two_tools_of_one_name_are_refused() -> None:
@@ -93,12 +83,9 @@ def test_two_tools_of_one_name_are_refused() -> None:
         ("python server.py", "accepted are mcp:COMMAND and mcp:http://127.0.0.1:PORT/mcp"),
         ("", "accepted are"),
         ("mcp:", "accepted are"),
-        ("mcp:a,mcp:", "accepted are"),
         ("mcp:http://192.0.2.1/mcp", "must be on this machine"),
         ("mcp:https://127.0.0.1/mcp", "must be on this machine"),
         ("mcp:http://127.0.0.1@evil.example/mcp", "must be on this machine"),
-        ("mcp:http://127.0.0.1.evil.example/mcp", "must be on this machine"),
-        ("mcp:http://127.0.0.1\\@evil.example/mcp", "must be on this machine"),
         ("mcp:ws://127.0.0.1/mcp", "must be on this machine"),
     ],
 )
