@@ -222,8 +222,8 @@ class Engine(Host):
             yield
 
     @functools.cached_property
-    def _turn(self) -> anyio.Lock:
-        return anyio.Lock()
+    def _turn(self) -> anyio.Semaphore:
+        return anyio.Semaphore(1)  # Unlike a lock, it may be released by another task.
 
     @abstractmethod
     async def apply(self, step: Step) -> int:

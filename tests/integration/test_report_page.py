@@ -6,14 +6,14 @@ A request, a dialog or a message on the console fails whatever test it happens i
 import json
 import re
 import shutil
-import threading
+import subprocess
+import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from es_cookbook.plugins.report.serving import ReportServer
 from es_cookbook.plugins.report.writing import write_report
 from tests.plugins.report.made_runs import GRADIENTS, grow, make_run, rollout
 
@@ -343,17 +343,16 @@ def test_light_and_dark_follow_the_system_or_the_switch(opened: Opened, run: Pat
 
 def test_a_page_that_is_served_follows_the_run(opened: Opened, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", generations=2, num_generations=9)
-    with ReportServer([run], megabytes=5) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
+    command = [sys.executable, "-m", "es_cookbook", "report", str(run), "watch=true"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
         try:
-            page = opened(url=server.url)
+            page = opened(url=server.stdout.readline().split()[0])
             page.get_by_label("Genome", exact=True).fill("0")
             counts(page, "2 of 8 rollouts")
             grow(run, 2)
             counts(page, "3 of 9 rollouts")
             reads(page, "#summary", "3 generations")
-        finally:
-            server.shutdown()
-            thread.join()
             page.close()
+        finally:
+            server.terminate()

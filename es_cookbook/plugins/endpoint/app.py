@@ -23,7 +23,6 @@ from typing_extensions import override
 
 from es_cookbook.common.errors import ESCookbookError, RequestError, leaves
 from es_cookbook.plugins.endpoint.endpoint import Endpoint
-from es_cookbook.plugins.endpoint.limits import check_request
 from es_cookbook.plugins.endpoint.replies import Piece, Reply, as_text, event
 from es_cookbook.plugins.endpoint.requests import (
     Json,
@@ -67,7 +66,6 @@ def application(endpoint: Endpoint) -> Starlette:
         model = endpoint.model(key, asked.model)
         with contextlib.ExitStack() as admitted:
             admitted.enter_context(model.admit(asked.answers))
-            check_request(asked)
             work = Work(model, asked, size)
             await work.begin()
             if asked.stream:

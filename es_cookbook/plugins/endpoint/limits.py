@@ -1,8 +1,8 @@
-"""Limits on the cost of a request and of a key, checked before work begins.
+"""Limits on the cost of a request and of a key, checked before anything is sampled.
 
 A body of a few kilobytes can ask for any number of answers, each of which is a task, a place in an
-engine's queue and a text. So a request has a budget of answers and of tokens, far above what
-evaluations and rollouts need, and a key has a budget of pending answers.
+engine's queue and a text. So a key has a budget of pending answers, and a request one of tokens,
+far above what evaluations and rollouts need.
 """
 
 import contextlib
@@ -11,16 +11,12 @@ from collections.abc import Generator, Sequence
 from es_cookbook.common.terminal import plural
 from es_cookbook.plugins.endpoint.requests import ChatRequest, RefusedRequest, TextRequest
 
-MOST_ANSWERS = 2048
-"""Answers to a request: 16 prompts with OpenAI's maximum of `n`, or a batch of an evaluation."""
-MOST_PENDING = 2 * MOST_ANSWERS
+MOST_PENDING = 4096
 """Pending answers of a key. Each takes 10 KB while it waits."""
 MOST_TOKENS = 1 << 22
 """Tokens of a request's prompts and answers: 128 answers of 32,768. They take 40 bytes each."""
 MOST_LOGPROBS = 1 << 16
 """Limit on tokens with log-probabilities, each of which is an object in the reply."""
-LONGEST_STOPS = 2048
-"""Total characters of a request's stop strings, with which each new token is compared."""
 
 
 class PendingAnswers:
@@ -57,28 +53,6 @@ class PendingAnswers:
             yield
         finally:
             self.answers -= answers
-
-
-def check_request(asked: ChatRequest | TextRequest) -> None:
-    """Check the limits that do not depend on the prompts' texts.
-
-    Raises:
-        RefusedRequest: It asks for too many answers or tokens, or its stop strings are too long.
-    """
-    if asked.answers > MOST_ANSWERS:
-        raise RefusedRequest(
-            f"the request asks for {asked.answers} answers, and may for {MOST_ANSWERS}; send fewer "
-            "prompts, or a smaller n",
-            param="n" if isinstance(asked, ChatRequest) else "prompt",
-        )
-    if (length := sum(map(len, asked.draw.stop or ()))) > LONGEST_STOPS:
-        raise RefusedRequest(
-            f"stop has {length} characters, and may have {LONGEST_STOPS} in all its strings",
-            param="stop",
-        )
-    prompts = asked.prompts if isinstance(asked, TextRequest) else ()
-    lengths = [0 if isinstance(each, str) else len(each) for each in prompts] or [0]
-    check_tokens(asked, lengths, 0)
 
 
 def check_tokens(asked: ChatRequest | TextRequest, lengths: Sequence[int], context: int) -> None:

@@ -22,8 +22,8 @@ _OTHERS = [each for each in range(256) if each not in _PRINTED]
 _BYTES = dict(zip(map(chr, [*_PRINTED, *range(256, 324)]), _PRINTED + _OTHERS, strict=True))
 """The characters by which byte-level tokenizers write bytes."""
 
-Piece: TypeAlias = tuple[int, str | Answer]
-"""The number of an answer, and the next piece of its text, or at last all of it."""
+Piece: TypeAlias = tuple[int, str, Answer | None]
+"""The number of an answer, the next piece of its text, and with the last piece the answer."""
 
 
 @dataclasses.dataclass
@@ -102,23 +102,19 @@ class Reply:
             usage = {"usage": None} if request.usage else {}
             return event({**head, "choices": [choice], **usage})
 
-        sent: dict[int, int] = {}
-        async for at, said in pieces:
-            if at not in sent:
-                sent[at] = 0
+        begun: set[int] = set()
+        async for at, text, answer in pieces:
+            if at not in begun:
+                begun.add(at)
                 yield chunk(at, {"role": "assistant", "content": ""})
-            content = said if isinstance(said, str) else said.content[sent[at] :]
-            logprobs = None
-            if request.draw.logprobs and isinstance(said, Answer):
-                logprobs = self._of_tokens(said)
-            if content or logprobs:
-                sent[at] += len(content)
-                yield chunk(at, {"content": content}, None, logprobs)
-            if isinstance(said, Answer):
-                if said.calls:
-                    calls = enumerate(self._calls(at, said))
+            logprobs = self._of_tokens(answer) if answer and request.draw.logprobs else None
+            if text or logprobs:
+                yield chunk(at, {"content": text}, None, logprobs)
+            if answer:
+                if answer.calls:
+                    calls = enumerate(self._calls(at, answer))
                     yield chunk(at, {"tool_calls": [{"index": i, **call} for i, call in calls]})
-                yield chunk(at, {}, said.finish)
+                yield chunk(at, {}, answer.finish)
         if request.usage:
             yield event({**head, "choices": [], "usage": self.usage})
         yield DONE
@@ -135,12 +131,8 @@ class Reply:
         """`text_completion`s, the last of an answer with why it ends."""
         head = self._head("text_completion", "cmpl")
         usage = {"usage": None} if request.usage else {}
-        sent: dict[int, int] = {}
-        async for at, said in pieces:
-            text, finish = (said, None) if isinstance(said, str) else (said.content, said.finish)
-            if finish is not None:
-                text = text[sent.get(at, 0) :]
-            sent[at] = sent.get(at, 0) + len(text)
+        async for at, text, answer in pieces:
+            finish = answer.finish if answer else None
             choice = {"index": at, "text": text, "logprobs": None, "finish_reason": finish}
             yield event({**head, "choices": [choice], **usage})
         if request.usage:

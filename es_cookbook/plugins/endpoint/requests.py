@@ -30,6 +30,8 @@ MOST_VALUES = 1 << 20
 """JSON values in a body: 512 prompts of 2,048 tokens. As Python objects they take up to 70 MB."""
 _MOST_CHOICES = 128
 _MOST_STOPS = 16
+LONGEST_STOPS = 2048
+"""Total characters of a request's stop strings, with which each new token is compared."""
 _IDLE = (
     "metadata",
     "prompt_cache_key",
@@ -41,25 +43,16 @@ _IDLE = (
 )
 """Accepted fields about accounts, caches and records."""
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "audio": (),
     "best_of": (1,),
     "echo": (False,),
     "frequency_penalty": (0,),
-    "function_call": (),
-    "functions": (),
-    "logit_bias": ({},),
     "modalities": (["text"],),
     "parallel_tool_calls": (True,),
-    "prediction": (),
     "presence_penalty": (0,),
-    "reasoning_effort": (),
     "response_format": ({"type": "text"},),
-    "suffix": ("",),
     "top_logprobs": (0,),
-    "verbosity": (),
-    "web_search_options": (),
 }
-"""Fields that are accepted only with these values, which change nothing."""
+"""Fields that are accepted with these values, which change nothing, or empty as all others are."""
 _CHOICES = ("auto", "none", "required")
 
 
@@ -244,6 +237,8 @@ def _draw(fields: JsonObject, most: int | None, logprobs: bool) -> Draw:
         raise FieldError(
             "stop", f"must be a string or up to {_MOST_STOPS}, each of a character or more"
         )
+    if (length := sum(map(len, stop))) > LONGEST_STOPS:
+        raise FieldError("stop", f"must have up to {LONGEST_STOPS} characters, found {length}")
     temperature, top_p = fields.number("temperature", 2), fields.number("top_p", 1)
     if top_p == 0:
         raise FieldError("top_p", "must be above 0; greedy is temperature 0")

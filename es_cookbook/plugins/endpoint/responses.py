@@ -12,7 +12,6 @@ from typing import Any, cast
 
 from es_cookbook.plugins.endpoint.replies import Piece, Reply, event
 from es_cookbook.plugins.endpoint.requests import ChatRequest, Json, read_chat
-from es_cookbook.plugins.endpoint.translator import Answer
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.reading import (
     FieldError,
@@ -25,19 +24,10 @@ from es_cookbook.rl.messages.reading import (
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "background": (False,),
-    "context_management": (),
-    "conversation": (),
-    "include": ([],),
     "logprobs": (False,),
-    "max_tool_calls": (),
-    "moderation": (),
     "n": (1,),
-    "previous_response_id": (),
-    "prompt": (),
-    "prompt_cache_options": (),
     "reasoning": (),
     "text": ({"format": {"type": "text"}},),
-    "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
 
@@ -113,39 +103,28 @@ async def response_events(
         begun = {**item, **empty, "status": "in_progress"}
         return said("output_item.added", output_index=at, item=begun)
 
-    def part_begins(place: Json, part: Json) -> bytes:
-        return said("content_part.added", **place, part={**part, "text": "", "logprobs": []})
-
     begun = {**_begun(reply, asked), "status": "in_progress", "output": []}
     yield said("created", response=begun)
     yield said("in_progress", response=begun)
-    message, sent = _message(reply, ""), 0
+    message, is_begun = _message(reply, ""), False
     (part,) = message["content"]
     place = {"item_id": message["id"], "output_index": 0, "content_index": 0}
-    async for _, piece in pieces:
-        if isinstance(piece, Answer):
-            continue
-        if not sent:
+    async for _, text, answer in pieces:
+        if not is_begun and (text or (answer and not answer.calls)):
+            is_begun = True
             yield begins(0, message, content=[])
-            yield part_begins(place, part)
-        sent += len(piece)
-        yield said("output_text.delta", **place, delta=piece, logprobs=[])
+            yield said("content_part.added", **place, part=part)
+        if text:
+            yield said("output_text.delta", **place, delta=text, logprobs=[])
     for at, item in enumerate(_items(reply)):
         if item["type"] == "function_call":
-            place = {"item_id": item["id"], "output_index": at}
-            arguments = item["arguments"]
+            of_call = {"item_id": item["id"], "output_index": at}
+            name, arguments = item["name"], item["arguments"]
             yield begins(at, item, arguments="")
-            yield said("function_call_arguments.delta", **place, delta=arguments)
-            yield said(
-                "function_call_arguments.done", **place, arguments=arguments, name=item["name"]
-            )
+            yield said("function_call_arguments.delta", **of_call, delta=arguments)
+            yield said("function_call_arguments.done", **of_call, arguments=arguments, name=name)
         else:
             (part,) = item["content"]
-            if not sent:
-                yield begins(at, item, content=[])
-                yield part_begins(place, part)
-            if rest := part["text"][sent:]:
-                yield said("output_text.delta", **place, delta=rest, logprobs=[])
             yield said("output_text.done", **place, text=part["text"], logprobs=[])
             yield said("content_part.done", **place, part=part)
         yield said("output_item.done", output_index=at, item=item)

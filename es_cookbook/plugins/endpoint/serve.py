@@ -22,13 +22,12 @@ import re
 import secrets
 import socket
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TypeAlias
 
 import anyio
 import chz
-from anyio.abc import TaskGroup, TaskStatus
 from typing_extensions import override
 
 from es_cookbook.cli.evaluate.measuring import opened, subject_of
@@ -82,15 +81,6 @@ class ServeConfig(RunOrModel):
             raise ConfigError("key must consist of ASCII characters without spaces")
 
 
-class _HeldGenome:
-    """A genome in the engine, held by a separate task."""
-
-    def __init__(self, host: Host, target: Target) -> None:
-        self.host = host
-        self.target: Target = target
-        self.leave, self.left = anyio.Event(), anyio.Event()
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServedRun:
     """A run and a generation: that of its `centre` and of its genomes.
@@ -124,6 +114,7 @@ class Served(Endpoint):
         run: None if a model is served.
         name: name of the model.
         params: defaults of requests.
+        resident: holds a genome in the engine, and releases it when it is closed.
 
     Attributes:
         stops: default stop strings of answers to chats, and to texts.
@@ -136,11 +127,11 @@ class Served(Endpoint):
         name: str,
         key: str,
         params: SamplingParams,
-        tasks: TaskGroup,
+        resident: AsyncExitStack,
     ) -> None:
-        self._engine, self._run, self._key = engine, run, key
+        self._run, self._key, self._resident = run, key, resident
         self._places = {name: None} if run is None else run.places()
-        self._params = params
+        self.params = params
         self.translator = Translator(engine.tokenizer, engine.traits.context_length)
         self.pending = PendingAnswers()
         usual = run.usual_stop if run is not None else ()
@@ -148,10 +139,9 @@ class Served(Endpoint):
         self._kept: dict[str, KeptTurns] = {}
         self._door = anyio.Lock()
         self._there: _Place | None = None
+        self._host: tuple[Host, Target] = engine, "centre"
         self._running = 0
         self._idle = anyio.Event()
-        self._tasks = tasks
-        self._genome: _HeldGenome | None = None
 
     @override
     def check(self, key: str) -> None:
@@ -168,44 +158,14 @@ class Served(Endpoint):
         kept = self._kept.setdefault(name, KeptTurns(next(iter(self._kept.values()), None)))
         return _Model(self, name, kept)
 
-    async def sample(
-        self, name: str, observation: Observation, draw: Draw, number: int, progress: Progress
-    ) -> Action:
-        """One answer of a model."""
-        own = {"max_tokens": observation.max_tokens, "stop": ()}  # The observation has the stops.
-        params = chz.replace(draw.params(self._params), **own)
-        seed = draw.seed_of(number)
-        if seed is None:
-            seed = secrets.randbits(63)
-        async with self._at(self._place_of(name)):
-            host, target = self._host_of(name)
-            return await host.sample(SampleRequest(target, observation, params, seed, progress))
-
-    async def tops(self, name: str, tokens_T: tuple[int, ...]) -> Sequence[Top]:
-        """A model's most probable tokens after the first one."""
-        if len(tokens_T) == 1:
-            return ()
-        async with self._at(self._place_of(name)):
-            host, target = self._host_of(name)
-            return await host.tops(LogprobsRequest(target, tokens_T[:1], tokens_T[1:]))
-
-    def _host_of(self, name: str) -> tuple[Host, Target]:
-        """The host and target of a model that is in the engine."""
-        if self._genome is not None:
-            return self._genome.host, self._genome.target
-        return self._engine, "base" if name == _BASE else "centre"
-
-    def _place_of(self, name: str) -> _Place | None:
-        """The place of a model; None without a run."""
-        if name == _BASE and self._there is not None and self._there[1] is None:
-            return self._there
-        return self._places[name]
-
     @asynccontextmanager
-    async def _at(self, place: _Place | None) -> AsyncGenerator[None]:
-        """Context manager in which this generation's centre, or this genome, is in the engine."""
+    async def at(self, name: str) -> AsyncGenerator[tuple[Host, Target]]:
+        """Context manager in which a model is in the engine: its host, and the target there."""
+        place = self._places[name]
         async with self._door:  # First come, first served, so that all are served.
-            if place is not None and self._there != place:
+            there = self._there
+            is_here = there == place or (name == _BASE and there is not None and there[1] is None)
+            if place is not None and not is_here:
                 if self._running:
                     self._idle = anyio.Event()
                     await self._idle.wait()
@@ -213,8 +173,9 @@ class Served(Endpoint):
                 with anyio.CancelScope(shield=True):
                     await self._go_to(place)
             self._running += 1
+        host, target = self._host
         try:
-            yield
+            yield host, "base" if name == _BASE else target
         finally:
             self._running -= 1
             if not self._running:
@@ -222,26 +183,13 @@ class Served(Endpoint):
 
     async def _go_to(self, place: _Place) -> None:
         self._there = None
-        if self._genome is not None:
-            self._genome.leave.set()
-            await self._genome.left.wait()
-            self._genome = None
+        await self._resident.aclose()
         assert self._run is not None
         (generation, genome), rebuilt = place, self._run.rebuilt
         await rebuilt.go_to(generation)
-        if genome is not None:
-            self._genome = await self._tasks.start(self._hold, rebuilt, genome)
+        answering = rebuilt.answering("centre" if genome is None else genome)
+        self._host = await self._resident.enter_async_context(answering)
         self._there = place
-
-    async def _hold(
-        self, rebuilt: RebuiltRun, genome: int, *, task_status: TaskStatus[_HeldGenome]
-    ) -> None:
-        """Keep a genome in the engine until `leave` is set; this task also releases the host."""
-        async with rebuilt.answering(genome) as (host, target):
-            held = _HeldGenome(host, target)
-            task_status.started(held)
-            await held.leave.wait()
-        held.left.set()
 
 
 class _Model(ServedModel):
@@ -256,11 +204,20 @@ class _Model(ServedModel):
     async def sample(
         self, observation: Observation, draw: Draw, number: int, progress: Progress
     ) -> Action:
-        return await self._served.sample(self._name, observation, draw, number, progress)
+        own = {"max_tokens": observation.max_tokens, "stop": ()}  # The observation has the stops.
+        params = chz.replace(draw.params(self._served.params), **own)
+        seed = draw.seed_of(number)
+        if seed is None:
+            seed = secrets.randbits(63)
+        async with self._served.at(self._name) as (host, target):
+            return await host.sample(SampleRequest(target, observation, params, seed, progress))
 
     @override
     async def tops(self, tokens_T: tuple[int, ...]) -> Sequence[Top]:
-        return await self._served.tops(self._name, tokens_T)
+        if len(tokens_T) == 1:
+            return ()
+        async with self._served.at(self._name) as (host, target):
+            return await host.tops(LogprobsRequest(target, tokens_T[:1], tokens_T[1:]))
 
 
 async def _serve(config: ServeConfig, bound: socket.socket) -> None:
@@ -269,12 +226,12 @@ async def _serve(config: ServeConfig, bound: socket.socket) -> None:
     subject = subject_of(config, config.engine)
     key = config.key or secrets.token_urlsafe(24)
     params = SamplingParams(temperature=1.0)
-    async with opened(subject) as (engine, rebuilt), anyio.create_task_group() as tasks:
+    async with opened(subject) as (engine, rebuilt), AsyncExitStack() as resident:
         run = None
         if rebuilt is not None:
             params = rebuilt.run.config.sampling
             run = await served_run(rebuilt, subject.generations[0])
-        served = Served(engine, run, Path(subject.name).name, key, params, tasks)
+        served = Served(engine, run, Path(subject.name).name, key, params, resident)
         names = served.names(key)
         listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         host, port = bound.getsockname()[:2]
@@ -285,7 +242,6 @@ async def _serve(config: ServeConfig, bound: socket.socket) -> None:
         print(f"serving {listed}", flush=True)
         print(f"OPENAI_BASE_URL=http://{host}:{port}/v1 OPENAI_API_KEY={key}", flush=True)
         await serve(served, bound)
-        tasks.cancel_scope.cancel()
 
 
 async def served_run(rebuilt: RebuiltRun, generation: int) -> ServedRun:

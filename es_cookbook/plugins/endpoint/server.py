@@ -1,4 +1,4 @@
-"""uvicorn, with limits on requests that do not end.
+"""The server of the endpoint and of reports: uvicorn, with limits on requests that do not end.
 
 uvicorn limits neither the time of a request's head nor the bytes of one read. A head gets
 `HEAD_SECONDS` and `_MOST_HEAD` bytes here, and reads are small, so that many small chunks of one
@@ -116,7 +116,10 @@ async def serve_at(bound: socket.socket, application: ASGIApp, *, until_told: bo
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=_SECONDS_TO_ANSWER,
     )
-    _allow_descriptors()
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= limit < _DESCRIPTORS:
+        with contextlib.suppress(OSError, ValueError):  # Some systems have a lower limit.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, most))
     # asyncio sets it only for sockets that were made with the protocol's number. Without it, a
     # response of two writes waits 40 ms.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -126,11 +129,3 @@ async def serve_at(bound: socket.socket, application: ASGIApp, *, until_told: bo
     finally:  # Cancelled, it leaves the event loop listening at a socket that is closed then.
         for listening in getattr(server, "servers", ()):
             listening.close()
-
-
-def _allow_descriptors() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # Some systems have a lower limit.
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

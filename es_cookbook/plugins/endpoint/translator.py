@@ -28,10 +28,8 @@ from es_cookbook.rl.messages.thoughts import closed_turn, opened_thought
 from es_cookbook.rl.messages.tools import ToolSchema
 from es_cookbook.rl.types import Action, Observation, Tokenizer
 
-_PIECE = 1 << 16
-"""Characters of a long text whose tokens are counted at once."""
-_USUAL = 8
-"""Characters per token: shorter texts are encoded without counting tokens first."""
+_LEAST = 16
+"""Characters that a token may have in any vocabulary."""
 _CUT = "\ufffd"
 """Decoded from tokens that end within a character."""
 
@@ -85,6 +83,9 @@ class StreamedText:
     Held back are as many characters as a stop string may have begun with, and an incomplete
     character; everything, if calls of tools are read. A token is decoded with the few before it, so
     an answer takes time in proportion to its length.
+
+    Attributes:
+        told: characters returned so far.
     """
 
     def __init__(self, texts: AnswerTexts, prompt: Prompt, draw: Draw) -> None:
@@ -93,18 +94,18 @@ class StreamedText:
         self._held = max(map(len, self._stops), default=1) - 1
         self._text = prompt.opening  # of the opening and the first `_read` tokens
         self._start = self._read = 0  # decoded together from `_start` on
-        self._told = 0
+        self.told = 0
 
     def more(self, tokens_T: Sequence[int]) -> str:
         """The text that these tokens add to it; they are all tokens so far."""
         if self._prompt.form is not None:
             return ""
         text = self._decoded(tokens_T).rstrip(_CUT)
-        since = max(self._told, len(self._prompt.opening))  # A stop string is only sampled.
+        since = max(self.told, len(self._prompt.opening))  # A stop string is only sampled.
         found = [at for stop in self._stops if (at := text.find(stop, since)) >= 0]
-        certain = max(self._told, min([len(text) - self._held, *found]))
-        new = text[self._told : certain]
-        self._told += len(new)
+        certain = max(self.told, min([len(text) - self._held, *found]))
+        new = text[self.told : certain]
+        self.told += len(new)
         return new
 
     def _decoded(self, tokens_T: Sequence[int]) -> str:
@@ -181,28 +182,19 @@ class Translator:
         return frozenset(self.tokenizer.get_vocab().values())
 
     def _check_fits(self, texts: Iterable[str], param: str) -> None:
-        """Refuse texts that exceed the context, before all of them are encoded or rendered.
+        """Refuse texts that cannot fit into the context, before they are encoded or rendered.
 
         Raises:
-            RefusedRequest: They have more characters than the longest tokens of a context, or more
-                tokens than the context; at most so many are encoded.
+            RefusedRequest: They have more characters than the longest tokens of a context, or are
+                more texts than it has tokens.
         """
-        texts = [text for text in texts if text]
-        length, context = sum(map(len, texts)), self.context_length
-        if length <= _USUAL * context and len(texts) <= context:
+        lengths = [len(text) for text in texts if text]
+        length, context = sum(lengths), self.context_length
+        if len(lengths) <= context and length <= self._longest * context:
             return
-        if len(texts) <= context and length <= self._longest * context:
-            text, count = "\n".join(texts), 0
-            for at in range(0, len(text), _PIECE):
-                # A token that is cut by the end of a piece may count as several.
-                count += len(inside(self.tokenizer, text[at : at + _PIECE])) - self._longest
-                if count > context:
-                    break
-            else:
-                return
         what = "the prompt" if param == "prompt" else "the messages, or descriptions of tools"
         raise RefusedRequest(
-            f"the context has {context} tokens, fewer than {plural(len(texts), 'text')} of "
+            f"the context has {context} tokens, fewer than {plural(len(lengths), 'text')} of "
             f"{length} characters come to; shorten {what}",
             param=param,
             code="context_length_exceeded",
@@ -211,7 +203,7 @@ class Translator:
     @functools.cached_property
     def _longest(self) -> int:
         """Maximum characters of a token, with a margin for characters that a tokenizer drops."""
-        return max(2 * _USUAL, *map(len, self.tokenizer.get_vocab()))
+        return max(_LEAST, *map(len, self.tokenizer.get_vocab()))
 
     def observation(self, prompt: Prompt, draw: Draw) -> Observation:
         """The observation for an engine.

@@ -86,29 +86,33 @@ class Work(Generic[RequestT]):
         else:
             encoded = map(translator.of_text, asked.prompts)
             prompts = await in_thread_if_long(self._size, list[Prompt], encoded)
-        observed = [(each, translator.observation(each, asked.draw)) for each in prompts]
         lengths = [len(each.tokens_T) for each in prompts]
         check_tokens(asked, lengths, translator.context_length)
+        observed = [(each, translator.observation(each, asked.draw)) for each in prompts]
         self.reply = Reply(asked.model, prompts, translator.tokenizer)
         self._draws = [each for each in observed for _ in range(asked.draw.n)]
 
     async def run(self, tell: Tell | None = None) -> None:
         """Sample all answers; `tell` gets them piece by piece, or whole with log-probabilities."""
-        drawn = [self._progress(number, tell) for number in range(len(self._draws))]
+        cached: list[int | None] = [None] * len(self._draws)
         async with anyio.create_task_group() as tasks:
-            for number, progress in enumerate(drawn):
-                tasks.start_soon(self._draw, number, progress, tell)
-        cached = [each.cached_tokens for each in drawn if each.cached_tokens is not None]
-        if len(cached) == len(drawn):  # Of a prompt's answers the first has run it.
+            for number in range(len(self._draws)):
+                tasks.start_soon(self._draw, number, tell, cached)
+        known = [each for each in cached if each is not None]
+        if len(known) == len(cached):  # The first answer to a prompt has run it.
             n = self.asked.draw.n
-            self.reply.cached = sum(min(cached[at : at + n]) for at in range(0, len(cached), n))
+            self.reply.cached = sum(min(known[at : at + n]) for at in range(0, len(known), n))
         if isinstance(self.asked, ChatRequest):
             (prompt,) = self.reply.prompts
             self.model.answered(prompt, self.asked.messages, self.reply.in_order)
 
-    async def _draw(self, number: int, progress: Progress, tell: Tell | None) -> None:
+    async def _draw(self, number: int, tell: Tell | None, cached: list[int | None]) -> None:
         prompt, observation = self._draws[number]
         draw, translator = self.asked.draw, self.model.translator
+        text = StreamedText(translator.texts, prompt, draw)
+        progress = Progress()
+        if tell is not None and not draw.logprobs:
+            progress = _Following(text, number, tell)
         if draw.max_tokens == 0:  # Only the prompt is wanted.
             action = Action((), "", "length", ())
         else:
@@ -118,16 +122,9 @@ class Work(Generic[RequestT]):
         if isinstance(self.asked, TextRequest) and self.asked.echo and draw.logprobs:
             tops = await self.model.tops(prompt.tokens_T + action.tokens_T)
             answer = dataclasses.replace(answer, tops=tops)
-        self.reply.answers[number] = answer
+        self.reply.answers[number], cached[number] = answer, progress.cached_tokens
         if tell is not None:
-            tell((number, answer))
-
-    def _progress(self, number: int, tell: Tell | None) -> Progress:
-        draw = self.asked.draw
-        if tell is None or draw.logprobs:
-            return Progress()
-        prompt, _ = self._draws[number]
-        return _Following(StreamedText(self.model.translator.texts, prompt, draw), number, tell)
+            tell((number, answer.content[text.told :], answer))
 
 
 class _Following(Progress):
@@ -141,4 +138,4 @@ class _Following(Progress):
     @override
     def sampled(self, tokens_T: Sequence[int]) -> None:
         if new := self._text.more(tokens_T):
-            self._tell((self._number, new))
+            self._tell((self._number, new, None))

@@ -1,77 +1,71 @@
 """Serve a report to browsers on this machine, and make it again when its runs have changed.
 
 Any local program can connect to a port, and any web page can make a browser try. So the address has
-a random token, and a request must name 127.0.0.1 and the port as its host.
+a random token, and a request must name 127.0.0.1 as its host.
 """
 
 import contextlib
-import hmac
 import secrets
-import threading
+import socket
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from typing_extensions import override
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from es_cookbook.common.errors import RunDirectoryError
+from es_cookbook.plugins.endpoint.server import serve_at
 from es_cookbook.plugins.report.writing import contents, page
 from es_cookbook.runs.directory.directory import HISTORY, METRICS, ROLLOUTS
 
 _HOST = "127.0.0.1"
 
 
-class ReportServer(ThreadingHTTPServer):
-    """Serves the report of some runs at `url`, on any free port.
+async def watch(log_paths: Sequence[Path], megabytes: float) -> None:
+    """Serve the report of some runs on any free port, which is printed, until Ctrl-C.
 
     Raises:
         RunDirectoryError: No run can be read.
     """
-
-    def __init__(self, log_paths: Sequence[Path], megabytes: float) -> None:
-        self.token = secrets.token_urlsafe(24)
-        self._files = [path / name for path in log_paths for name in (HISTORY, METRICS, ROLLOUTS)]
-        self._log_paths, self._megabytes = log_paths, megabytes
-        self._lock, self._seen = threading.Lock(), self._sizes()
-        self._contents = contents(log_paths, megabytes=megabytes)
-        super().__init__((_HOST, 0), _Handler)
-        self.url = f"http://{_HOST}:{self.server_port}/{self.token}/"
-
-    def _sizes(self) -> list[int]:
-        return [file.stat().st_size if file.exists() else 0 for file in self._files]
-
-    def latest(self) -> tuple[str, dict[str, bytes]]:
-        """A version, which changes with the runs, and the contents of their report."""
-        with self._lock:
-            if (sizes := self._sizes()) != self._seen:
-                with contextlib.suppress(RunDirectoryError):  # Deleted runs are still shown.
-                    self._contents = contents(self._log_paths, megabytes=self._megabytes)
-                self._seen = sizes
-            return str(sum(sizes)), self._contents
+    token = secrets.token_urlsafe(24)
+    application = report_application(log_paths, megabytes, token)
+    with socket.create_server((_HOST, 0)) as bound:
+        url = f"http://{_HOST}:{bound.getsockname()[1]}/{token}/"
+        print(f"{url} shows the runs until Ctrl-C", flush=True)
+        await serve_at(bound, application, until_told=True)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    timeout = 30
-    server: ReportServer  # pyright: ignore[reportIncompatibleVariableOverride]
+def report_application(log_paths: Sequence[Path], megabytes: float, token: str) -> Starlette:
+    """The page at `/<token>/`, and beside it its data and their `version`.
 
-    def do_GET(self) -> None:
-        _, token, name = [*self.path.split("/", 2), "", ""][:3]
-        is_known = hmac.compare_digest(token.encode(), self.server.token.encode())
-        if not is_known or self.headers["Host"] != f"{_HOST}:{self.server.server_port}":
-            return self.send_error(403)
-        version, found = self.server.latest()
+    Raises:
+        RunDirectoryError: No run can be read.
+    """
+    files = [path / name for path in log_paths for name in (HISTORY, METRICS, ROLLOUTS)]
+
+    def sizes() -> list[int]:
+        return [file.stat().st_size if file.exists() else 0 for file in files]
+
+    seen, found = sizes(), contents(log_paths, megabytes=megabytes)
+
+    async def answer(request: Request) -> Response:
+        nonlocal seen, found
+        if (now := sizes()) != seen:
+            with contextlib.suppress(RunDirectoryError):  # Deleted runs are still shown.
+                found = contents(log_paths, megabytes=megabytes)
+            seen = now
+        name, version = request.path_params["name"], str(sum(seen))
         data = {**found, "version": version.encode()}
         body = data.get(name) if name else b"".join(page(found, version))
-        if body is None:
-            return self.send_error(404)
-        self.send_response(200)
-        self.send_header("Content-Type", "application/octet-stream" if name else "text/html")
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.end_headers()
-        with contextlib.suppress(OSError):  # The browser has closed the page.
-            self.wfile.write(body)
+        headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        kind = "application/octet-stream" if name else "text/html"
+        return Response(body, 404 if body is None else 200, headers, kind)
 
-    @override
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: the path has the token."""
+    return Starlette(
+        routes=[Route(f"/{token}/{{name:path}}", answer)],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=[_HOST])],
+    )

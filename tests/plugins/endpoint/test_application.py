@@ -408,7 +408,7 @@ def tool_of(**fields: object) -> dict[str, Any]:
             "must be that of a call before it",
         ),
         ({"response_format": {"type": "json_object"}}, "response_format cannot be kept here"),
-        ({"logit_bias": {"5": 1}}, r"logit_bias cannot be kept here; accepted is \{\}"),
+        ({"logit_bias": {"5": 1}}, r"logit_bias is not read here"),
         ({"frequency_penalty": 1}, "frequency_penalty cannot be kept here; accepted is 0"),
         ({"top_logprobs": 2}, "top_logprobs cannot be kept here; accepted is 0"),
         (
@@ -516,7 +516,7 @@ async def test_the_responses_api_streams_items() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id cannot be kept"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id is not read"),
         ({"input": [{"type": "reasoning", "summary": []}]}, r"input\[0\].type must be"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "must be text"),
         (
@@ -534,28 +534,6 @@ async def test_what_the_responses_api_cannot_keep_is_refused(
     client, _ = asked()
     with pytest.raises(openai.BadRequestError, match=said):
         await client.responses.create(**{"model": "centre", "input": "Hello", **wrong})
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_openais_agents_sdk_works_as_it_comes(stream: bool) -> None:
-    agents: Any = pytest.importorskip("agents", reason="openai-agents is not installed")
-    agents.set_tracing_disabled(True)
-    client, speaker = asked(CALL.replace("}}", ', "b": 2}}'), "It is 3.")
-    agents.set_default_openai_client(client, use_for_tracing=False)
-
-    @agents.function_tool
-    def add(a: int, b: int) -> int:
-        return a + b
-
-    agent = agents.Agent(name="adder", instructions="Be brief.", tools=[add], model="centre")
-    if stream:
-        found = agents.Runner.run_streamed(agent, "1 + 2?")
-        kinds = [event.type async for event in found.stream_events()]
-        assert "raw_response_event" in kinds
-    else:
-        found = await agents.Runner.run(agent, "1 + 2?")
-    assert found.final_output == "It is 3."
-    assert "Be brief." in speaker.prompt() and "\n3\n" in speaker.prompt()
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -52,7 +52,7 @@ HUGE = "a b " * 300_000
         ({"prompt": ["a"] * 3000, "n": 128}, "asks for 384000 answers, and a key", "None"),
         (
             {"prompt": "a", "stop": "b" * 400_000},
-            "stop has 400000 characters, and may have",
+            "stop must have up to 2048 characters, found 400000",
             "stop",
         ),
         ({"prompt": [[1] * 200] * 2000, "n": 1, "max_tokens": 9999}, "come to 20398000", "max_tok"),
@@ -66,7 +66,7 @@ HUGE = "a b " * 300_000
             "fewer than 1 text of 1200000 characters come to; shorten the prompt",
             "prompt",
         ),
-        ({"prompt": [HUGE[:9000]] * 2}, "fewer than 1 text of 9000 characters come to", "prompt"),
+        ({"prompt": [HUGE[:9000]] * 2}, "fewer than 4501 of the prompt", "messages"),
         (
             {"messages": [{"role": "user", "content": "a"}] * 4000},
             "fewer than 4000 texts of 4000 characters come to; shorten the messages",

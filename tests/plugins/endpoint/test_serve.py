@@ -6,6 +6,7 @@ import signal
 import socket
 import urllib.request
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,8 @@ async def test_each_model_gives_its_own_answers_whoever_else_asks(log_path: Path
         action = await rebuilt.answer(who, Observation(prompt_T), params, 7)  # pyright: ignore[reportArgumentType]
         expected[name] = action.text
     assert len(set(expected.values())) > 4, "there is something to mistake"
-    async with anyio.create_task_group() as tasks:
-        served = Served(rebuilt.engine, ServedRun(rebuilt, 2), "run", "key", params, tasks)
+    async with AsyncExitStack() as resident:
+        served = Served(rebuilt.engine, ServedRun(rebuilt, 2), "run", "key", params, resident)
         client = _client(served)
         assert [model.id for model in (await client.models.list()).data] == NAMES
 
@@ -100,7 +101,6 @@ async def test_each_model_gives_its_own_answers_whoever_else_asks(log_path: Path
             assert all(own <= top <= 0 for own, top in pairs)
         with pytest.raises(NotFoundError, match="'genome-9' is not served"):
             await _answers(client, ["genome-9"], 1, prompt_T)
-        tasks.cancel_scope.cancel()
     assert answers == {(name, turn): expected[name] for name in NAMES for turn in range(3)}
     await rebuilt.close()
 
@@ -121,11 +121,12 @@ async def test_who_hangs_up_leaves_no_generation_or_genome_half_there(
         ended.append(generation)
 
     async def ask(name: str) -> str:
-        action = await served.sample(name, seen, Draw(seed=7), 0, Progress())
+        model = served.model("key", name)
+        action = await model.sample(seen, Draw(seed=7), 0, Progress())
         return action.text
 
-    async with anyio.create_task_group() as tasks:
-        served = Served(rebuilt.engine, ServedRun(rebuilt, 2), "run", "key", params, tasks)
+    async with AsyncExitStack() as resident:
+        served = Served(rebuilt.engine, ServedRun(rebuilt, 2), "run", "key", params, resident)
         names = ("centre", "genome-1", "generation-1", "genome-0", "genome-1")
         expected = {name: await ask(name) for name in names}
         monkeypatch.setattr(rebuilt, "go_to", hung_up)
@@ -134,7 +135,6 @@ async def test_who_hangs_up_leaves_no_generation_or_genome_half_there(
                 await ask(hangs_up)
             assert begun == ended and await ask(asks) == expected[asks]
         assert len(begun) > 5
-        tasks.cancel_scope.cancel()
     await rebuilt.close()
 
 
@@ -162,13 +162,12 @@ async def test_answers_to_plain_prompts_end_where_those_of_the_run_did(
 
     monkeypatch.setattr(rebuilt.engine, "sample", seen_sample)
     monkeypatch.setattr(rebuilt, "usual_stop", usual_stop)
-    async with anyio.create_task_group() as tasks:
+    async with AsyncExitStack() as resident:
         run, params = await served_run(rebuilt, 1), SamplingParams(stop=of_run)
-        served = Served(rebuilt.engine, run, "run", "key", params, tasks)
+        served = Served(rebuilt.engine, run, "run", "key", params, resident)
         given: Any = {} if asked is None else {"stop": asked}
         for model in ("centre", "base"):
             await _client(served).completions.create(model=model, prompt="A", max_tokens=4, **given)
-        tasks.cancel_scope.cancel()
     assert [request.stop for request in seen] == [ends, ends]
     await rebuilt.close()
 

@@ -7,18 +7,18 @@
 The page is one HTML file that needs no network and opens from the disk. Runs that differ only in
 their seed are drawn as their mean and range, and runs of gradients beside those of evolution
 strategies. The runs may be in progress. With `watch=true` no file is written: the page is served on
-127.0.0.1, and follows the runs.
+127.0.0.1, and follows the runs; this needs `pip install 'es-cookbook[serve]'`.
 """
 
 from pathlib import Path
 
+import anyio
 import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import UNNAMED, run_cli
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.errors import ConfigError, serving
 from es_cookbook.common.terminal import printable, say
-from es_cookbook.plugins.report.serving import ReportServer
 from es_cookbook.plugins.report.writing import MEGABYTES, write_report
 from es_cookbook.runs.directory.directory import REPORT
 
@@ -51,9 +51,9 @@ def main(report: Report) -> None:
     written = Path(report.output or (paths[0] / REPORT if len(paths) == 1 else REPORT))
     say(f"reading {', '.join(map(str, paths[:3]))}")
     if report.watch:
-        with ReportServer(paths, report.megabytes) as server:
-            print(f"{server.url} shows the runs until Ctrl-C", flush=True)
-            server.serve_forever()
+        with serving("watch"):
+            from es_cookbook.plugins.report.serving import watch
+        return anyio.run(watch, paths, report.megabytes)
     print(printable(write_report(paths, written, megabytes=report.megabytes)), flush=True)
 
 
