@@ -40,7 +40,6 @@ _ACCEPTED = (
     "float-quantized and naive-quantized"
 )
 _ALSO_COPIED = ("config.json", "generation_config.json", "model.safetensors.index.json")
-_SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _PACKAGES = {"gptq": "gptqmodel and optimum", "awq": "gptqmodel"}
 """`quant_method` -> what transformers needs to load it, where that is not compressed-tensors."""
 _BITS = {
@@ -102,81 +101,60 @@ class _Layout:
         """Unpack a layer.
 
         Raises:
-            ModelError: A tensor is missing, does not fit the others, or is not finite.
+            ModelError: A tensor is missing, or does not fit the others.
         """
-
-        def get(suffix: str) -> torch.Tensor:
-            name = f"{layer}.{suffix}"
-            if name not in stored:
-                raise ModelError(f"model_name: the quantised checkpoint lacks {name}")
-            return stored[name]
-
-        def upright(kind: Kind) -> torch.Tensor:
-            tensor = get(self.names[kind])
-            return tensor.T if self.transposed and tensor.dim() == 2 else tensor
-
-        byte = torch.float8_e4m3fn if self.floats else torch.int8
-        words, dtype = upright("codes"), torch.int32 if self.packed else byte
-        if words.dtype != dtype or words.dim() != 2:
-            raise ModelError(
-                f"model_name: {layer}.{self.names['codes']} is {words.dtype} of shape "
-                f"{tuple(words.shape)}, and {self.format}, as config.json has it, stores {dtype} "
-                "with two axes"
-            )
-        if self.packed:
-            codes = unpack(words, self.bits, self.axis, self.order).contiguous()
-        elif self.floats:
-            codes = words
-        else:
-            codes = (words.to(torch.int16) + 2 ** (self.bits - 1)).to(torch.uint8)
-        if "weight_shape" in self.others:
-            codes = codes[:, : int(get("weight_shape")[1])].contiguous()
+        codes = self._codes(stored, layer)
         outputs, inputs = codes.shape
-        groups = -(-inputs // (self.group_size or inputs))
         rows = -(-outputs // (self.num_outputs or outputs))
+        groups = -(-inputs // (self.group_size or inputs))
 
         def fitting(kind: Kind, tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.shape != (rows, groups) and not (
-                tensor.dim() < 2 and tensor.numel() == rows * groups
-            ):
-                raise ModelError(
-                    f"model_name: the tensors of {layer} are not of one layer in the format "
-                    f"{self.format}, as config.json has it: its {kind} have shape "
-                    f"{tuple(tensor.shape)}, and for {outputs} outputs and {inputs} inputs "
-                    f"it must be {(rows, groups)}, each as (out, in)"
+            is_scalar = tensor.dim() < 2 and tensor.numel() == rows * groups
+            if tensor.shape != (rows, groups) and not is_scalar:
+                raise self._misfit(
+                    layer,
+                    f"its {kind} have shape {tuple(tensor.shape)}, and for {outputs} outputs and "
+                    f"{inputs} inputs it must be {(rows, groups)}, each as (out, in)",
                 )
             return tensor.reshape(rows, groups).contiguous()
 
-        scales = fitting("scales", upright("scales"))
-        if scales.dtype not in _SCALE_DTYPES:
-            raise ModelError(
-                f"model_name: the scales of {layer} are {scales.dtype}, and {self.format}, as "
-                "config.json has it, stores float16, bfloat16 or float32"
-            )
-        if not scales.is_meta and not (
-            scales.isfinite().all() and (not self.floats or codes.float().isfinite().all())
-        ):
-            raise ModelError(f"model_name: scales or codes of {layer} are NaN or infinite")
+        scales = fitting("scales", self._upright(stored, layer, "scales"))
         scales = scales.repeat_interleave(self.num_outputs or outputs, 0)[:outputs]
         zeros = None
         if not self.symmetric:
-            zeros = fitting("zeros", self._zeros(upright("zeros"), outputs))
-        elif not self.packed:  # Packed ones of symmetric GPTQ do not count.
-            unused = stored.get(f"{layer}.{self.names['zeros']}")
-            if unused is not None and not unused.is_meta and unused.float().any():
-                raise ModelError(
-                    f"model_name: {layer}.{self.names['zeros']} is not 0, and config.json says "
-                    "that there are no zero points (symmetric)"
-                )
+            zeros = self._zeros(self._upright(stored, layer, "zeros"), outputs)
+            zeros = fitting("zeros", zeros)
         group = torch.arange(inputs) // (self.group_size or inputs)
         if (own := stored.get(f"{layer}.{self.group_of_input}")) is not None:
             group = own.long()
             if group.shape != (inputs,) or int(group.min()) < 0 or int(group.max()) >= groups:
-                raise ModelError(
-                    f"model_name: {layer}.{self.group_of_input} must name one of {groups} groups "
-                    f"for each of {inputs} inputs"
-                )
+                what = f"{self.group_of_input} must name one of {groups} groups for each"
+                raise self._misfit(layer, f"{what} of {inputs} inputs")
         return CodesAndScales(codes, scales, zeros, group, self.bits, self.least_zero)
+
+    def _upright(self, stored: Mapping[str, torch.Tensor], layer: str, kind: Kind) -> torch.Tensor:
+        """A tensor of a layer with its outputs first."""
+        name = f"{layer}.{self.names[kind]}"
+        if name not in stored:
+            raise ModelError(f"model_name: the quantised checkpoint lacks {name}")
+        tensor = stored[name]
+        return tensor.T if self.transposed and tensor.dim() == 2 else tensor
+
+    def _codes(self, stored: Mapping[str, torch.Tensor], layer: str) -> torch.Tensor:
+        words = self._upright(stored, layer, "codes")
+        byte = torch.float8_e4m3fn if self.floats else torch.int8
+        dtype = torch.int32 if self.packed else byte
+        if words.dtype != dtype or words.dim() != 2:
+            what = f"{self.names['codes']} is {words.dtype} of shape {tuple(words.shape)}"
+            raise self._misfit(layer, f"{what}, and must be {dtype} with two axes")
+        if self.floats:
+            return words
+        if not self.packed:
+            return (words.to(torch.int16) + 2 ** (self.bits - 1)).to(torch.uint8)
+        codes = unpack(words, self.bits, self.axis, self.order)
+        if "weight_shape" in self.others:  # The last word of a row may not be full.
+            codes = codes[:, : int(stored[f"{layer}.weight_shape"][1])]
+        return codes.contiguous()
 
     def _zeros(self, zeros: torch.Tensor, outputs: int) -> torch.Tensor:
         if not self.packed:
@@ -185,6 +163,12 @@ class _Layout:
             return zeros
         unpacked = unpack(zeros, self.bits, 0, self.order)[:outputs]
         return unpacked.to(torch.int16) + self.least_zero
+
+    def _misfit(self, layer: str, what: str) -> ModelError:
+        return ModelError(
+            f"model_name: the tensors of {layer} are not of one layer in the format "
+            f"{self.format}, as config.json has it: {what}"
+        )
 
     def stored(self, weight: CodesAndScales, kind: Kind) -> torch.Tensor:
         """A parameter of a weight as the format stores it."""

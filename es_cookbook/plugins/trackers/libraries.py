@@ -168,7 +168,7 @@ class _WandbTracker(_LibraryTracker):
             if self._rows:
                 import wandb
 
-                logged["rollouts"] = wandb.Table(columns=list(_COLUMNS), data=self._rows)
+                logged["rollouts"] = wandb.Table(columns=list(_COLUMNS), data=[*self._rows])
                 self._rows = []
             started.log(logged, step=generation)
 

@@ -13,7 +13,7 @@ from es_cookbook.checkpoints.quantised import quantised_checkpoint, quantised_la
 from es_cookbook.common.errors import ModelError
 from tests.families import sampled
 from tests.integration.vllm_models import make_vllm_model
-from tests.quantised_models import ByLibrary, How, quantise, settings
+from tests.quantised_models import ByLibrary, How, quantise
 
 INT4 = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 32}
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
@@ -141,16 +141,13 @@ def by_library(form: str, weights: dict[str, object], **more: object) -> dict[st
     ("change", "said"),
     [
         ({"quant_method": "bitsandbytes"}, "it is bitsandbytes; accepted are awq, comp"),
-        ({"quant_method": ["gptq"]}, r"it is \['gptq'\]; accepted"),
         ({"bits": 3}, "it has 3 bits; accepted"),
-        ({"group_size": "all"}, "its settings cannot be read"),
         ({"quant_method": "awq", "version": "gemv_fast"}, "its version is gemv_fast"),
         ({"quant_method": "awq", "bits": 8}, "it is awq of 8 bits"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "its settings cannot be read"),
         ({"checkpoint_format": "marlin"}, "its checkpoint_format is marlin"),
         ({"dynamic": {"+:.*down.*": {"bits": 8}}}, r"its layers differ \(dynamic\)"),
         (by_library("pack-quantized", {}, transform_config={"u": {}}), "it has a transform_config"),
-        (by_library("pack-quantized", {}, config_groups={}), "it has 0 config_groups"),
         (
             by_library("nvfp4-pack-quantized", {"num_bits": 4, "type": "float"}),
             "its format is nvfp4-pack-quantized, with 4 bits of type float",
@@ -158,10 +155,6 @@ def by_library(form: str, weights: dict[str, object], **more: object) -> dict[st
         (
             by_library("pack-quantized", {"num_bits": 8, "strategy": "token"}),
             "its strategy is token",
-        ),
-        (
-            by_library("float-quantized", {"num_bits": 4, "type": "float"}),
-            "its format is float-quantized, with 4 bits of type float",
         ),
     ],
 )
@@ -184,20 +177,24 @@ W8A8 = LIBRARY["w8a8 int"]
 @pytest.mark.parametrize(
     ("how", "suffix", "change", "said"),
     [
-        (GPTQ, "scales", torch.Tensor.double, "are torch.float64, and gptq, .* stores float16"),
         (GPTQ, "scales", lambda t: t[:1], r"scales have shape \(96, 1\).*it must be \(96, 4\)"),
-        (GPTQ, "qweight", torch.Tensor.long, "is torch.int64 .* gptq, .* stores torch.int32"),
-        (GPTQ, "scales", lambda t: t * torch.nan, "scales or codes of .* are NaN or infinite"),
+        (
+            GPTQ,
+            "qweight",
+            torch.Tensor.long,
+            "gptq, .*qweight is torch.int64 .* must be torch.int32",
+        ),
         (GPTQ, "g_idx", lambda t: t + 1, "must name one of 4 groups for each of 64 inputs"),
         (GPTQ, "qweight", None, "lacks model.layers.0.mlp.up_proj.qweight"),
-        (AWQ, "qzeros", lambda t: t[:, :3], r"zeros have shape \(24, 4\)"),
         (AWQ, "qzeros", torch.Tensor.float, r"zeros have shape"),
-        (BLOCKS, "weight_scale_inv", lambda t: t[:, :3], r"shape \(6, 3\).*must be \(6, 4\)"),
         (BLOCKS, "weight_scale_inv", None, r"float8_e4m3fn and has no scales.*weight_scale_inv"),
-        (BLOCKS, "weight", lambda t: (t.float() * torch.nan).to(t.dtype), "NaN or infinite"),
-        (BLOCKS, "weight", lambda t: t.to(torch.float8_e5m2), "is torch.float8_e5m2 of shape"),
+        (
+            BLOCKS,
+            "weight",
+            lambda t: t.to(torch.float8_e5m2),
+            "weight is torch.float8_e5m2 of shape",
+        ),
         (W8A8, "weight_scale", None, "up_proj.weight is torch.int8 and has no scales"),
-        (W8A8, "weight_zero_point", lambda _: torch.ones(96, 1), "is not 0, and config.json says"),
     ],
 )
 def test_a_damaged_layer_is_named(
@@ -219,14 +216,3 @@ def test_a_damaged_layer_is_named(
     with pytest.raises(ModelError, match=said) as raised:
         load_causal_lm(str(tmp_path / "bits"), "auto", CPU)
     assert "up_proj" in str(raised.value)
-
-
-def test_a_config_that_names_another_format_than_the_files_have_is_refused(
-    model: Path, tmp_path: Path
-) -> None:
-    quantise(model, tmp_path / "bits", tmp_path / "numbers", AWQ)
-    path = tmp_path / "bits" / "config.json"
-    config = json.loads(path.read_text()) | {"quantization_config": settings(GPTQ)}
-    path.write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=r"in the format gptq, as config.json has it: its scales"):
-        load_causal_lm(str(tmp_path / "bits"), "auto", CPU)
