@@ -82,7 +82,7 @@ from es_cookbook.evolution.optimizers.base import (
     refuse_zero_sigma,
 )
 from es_cookbook.evolution.optimizers.es import merged, weighted_sum
-from es_cookbook.evolution.schedules import Constant, Cosine, Schedule, schedule_field
+from es_cookbook.evolution.schedules import Cosine, Schedule, schedule_field
 from es_cookbook.evolution.spaces.base import SearchSpace
 
 _CHANCE = 2.0**63
@@ -343,12 +343,6 @@ class Genetic(OptimizerBuilder):
             raise ConfigError(
                 f"species_by={self.species_by} needs species_distance=...: how much a member's "
                 "rewards may differ from those of its species' best, 0.1 for example"
-            )
-        if not self.es_weight and self.es_weight_schedule != Constant():
-            raise ConfigError(
-                f"es_weight_schedule={type(self.es_weight_schedule).__name__} is a factor on "
-                "es_weight, which is 0, so there is no ES step to schedule: set es_weight above 0, "
-                "or use sigma_schedule"
             )
         smallest = self.num_islands * max(self.num_elites + 1, self.tournament_size)
         if self.population_size < smallest:

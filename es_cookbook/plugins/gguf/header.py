@@ -36,13 +36,6 @@ _MOST_ENTRIES = 2**21
 _MOST_KEYS = 2**16
 """Limit on the keys of the metadata, and on the tensors."""
 _EMBEDDING = "token_embd.weight"
-_NO_MODELS = {
-    "adapter": "a LoRA adapter, which changes a model",
-    "mmproj": "the vision tower of a model",
-    "clip": "the vision tower of a model",
-    "imatrix": "statistics for quantising a model",
-}
-"""`general.type` or `general.architecture` of a file without a language model -> what it is."""
 
 
 class Tensor(NamedTuple):
@@ -201,9 +194,6 @@ def _check_model(path: Path, header: Header) -> None:
         raise refused(
             path, "is one of several parts of a model: merge them with llama-gguf-split --merge"
         )
-    for key in ("general.type", "general.architecture"):
-        if (what := _NO_MODELS.get(str(metadata.get(key)))) is not None:
-            raise refused(path, f"is {what}, not a model")
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise refused(path, "does not name an architecture (general.architecture)")

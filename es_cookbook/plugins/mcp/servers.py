@@ -100,24 +100,17 @@ def checked_tools(server: Server, described: "Sequence[Described]") -> Iterator[
     if not 0 < len(described) <= MOST_TOOLS:
         raise EnvError(f"{server} has {len(described)} tools; accepted are 1 to {MOST_TOOLS}")
     for tool in described:
-        what = f"{server}: the tool {one_line(tool.name)!r:.100}"
-        if not _NAME.fullmatch(tool.name):
-            raise EnvError(f"{what} must have a name of 1 to 128 letters, digits and any of _./-")
-        if is_deeper(tool.input_schema, DEEPEST):
+        if not _NAME.fullmatch(tool.name) or not _is_schema(tool.input_schema):
             raise EnvError(
-                f"{what} has a schema of arguments that is nested more than {DEEPEST} deep"
+                f"{server}: the tool {one_line(tool.name)!r:.100} must have a name of 1 to 128 "
+                "letters, digits and any of _./-, and a schema of arguments of type 'object' with "
+                f"a schema for each of its properties, nested at most {DEEPEST} deep"
             )
-        parameters = {"properties": {}, **tool.input_schema}
         function = {
             "name": tool.name,
             "description": tool.description or "",
-            "parameters": parameters,
+            "parameters": {"properties": {}, **tool.input_schema},
         }
-        if not _is_schema(tool.input_schema):
-            raise EnvError(
-                f"{what} must have a schema of arguments of type 'object', with a schema for each "
-                "of its properties"
-            )
         yield MCPTool(tool.name, {"type": "function", "function": function}, server)
 
 
@@ -134,10 +127,11 @@ def check_names(tools: Sequence[MCPTool]) -> None:
 
 
 def _is_schema(schema: Mapping[str, Any]) -> bool:
-    """Whether templates can show it: an object, each of whose properties is one, too."""
+    """Whether templates can show it: an object whose properties are objects, too."""
     properties = schema.get("properties", {})
     return (
         schema.get("type") == "object"
+        and not is_deeper(schema, DEEPEST)
         and isinstance(properties, dict)
         and all(isinstance(each, dict) for each in cast("dict[str, Any]", properties).values())
     )

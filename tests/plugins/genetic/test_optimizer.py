@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, MuonRule, Step, Term
-from es_cookbook.evolution.schedules import Linear, Table
+from es_cookbook.evolution.schedules import Linear
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.plugins.genetic.optimizer import (
     BASE,
@@ -32,7 +32,6 @@ from es_cookbook.plugins.genetic.optimizer import (
     step_between,
     uniform,
 )
-from es_cookbook.plugins.quantised.spaces import QuantCodesSpace
 
 NAN = math.nan
 SPACE = FullRankSpace(shapes={"x": (6,)})
@@ -135,18 +134,6 @@ def test_the_step_goes_on_or_back_to_the_base() -> None:
     assert step(genes(3), BASE) == Step(decay=1.0)
     trunk = [gene(2)]
     assert in_order(trunk, genes(1, 3)) == [gene(1), gene(2), gene(3)]
-
-
-def test_genomes_of_quantised_codes_are_the_individuals_to_the_bit() -> None:
-    space = QuantCodesSpace(shapes={"w": (40, 30)}, highest_code=15)
-    codes = {"w": torch.full((40, 30), 7.0)}
-    a, b = frozenset({gene(0), gene(1, -0.5), gene(4)}), frozenset({gene(0), gene(1), gene(2)})
-    centre = Centre(codes, space, num_threads=1)
-    centre.apply(step_between([], in_order([], a)))
-    individual = centre.weights["w"].clone()
-    centre.apply(step_between(in_order([], a), in_order([], b)))
-    assert not torch.equal(centre.weights["w"], individual)
-    assert torch.equal(centre.perturbed(Genome(difference(a, b)), "w"), individual)
 
 
 # Selection.
@@ -381,19 +368,8 @@ def test_a_fork_goes_on_from_what_led_there() -> None:
     [
         ({"population_size": 9, "num_islands": 4}, "must be at least 12 .* found 9"),
         ({"species_by": "behaviour"}, "species_by=behaviour needs species_distance=...: how much"),
-        (
-            {"es_weight_schedule": Linear()},
-            "is a factor on es_weight, which is 0",
-        ),
     ],
 )
 def test_fields_that_cannot_work_are_refused(fields: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Genetic(**fields)
-
-
-def test_sigma_must_stay_above_0_and_fitness_finite() -> None:
-    with pytest.raises(ConfigError, match="sigma_schedule reaches 0 at generation 5 of 10"):
-        build(Genetic(sigma_schedule=Table(generations=(0, 5), factors=(1, 0))), 0, 10)
-    with pytest.raises(ValueError, match="finite or NaN"):
-        tell(build(SMALL), 0, math.inf, 0.0, 0.0, 0.0)
