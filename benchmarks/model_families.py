@@ -2,13 +2,13 @@
 
     python -m benchmarks.model_families
 
-Each class is built as a tiny random model (`tests.causal_lms`). What is found out:
+Each class is built as a tiny random model (`benchmarks.causal_lms`). What is found out:
 
 - the path that the engine takes, or why it refuses the model;
 - the share of the parameters that low-rank genomes perturb, at the sizes that are the class's own
   default, and what larger parts they leave out;
 - how far the log-probabilities of base, centre and genomes are from those of merged weights
-  (`tests.merged_models`);
+  (`benchmarks.merged_models`);
 - what the installed vLLM knows of the class, without starting it;
 - whether a run's exports answer as its centre: the model directory in transformers, and an adapter
   in PEFT, as it is or merged.
@@ -32,7 +32,9 @@ import transformers
 from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
+from benchmarks.causal_lms import CAUSAL_LM_CLASSES, CONTEXT, UNBUILDABLE, VOCABULARY, build
 from benchmarks.harness import report, row
+from benchmarks.merged_models import difference_from_merged
 from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import load_causal_lm, parameter_infos
 from es_cookbook.common.errors import ModelError
@@ -42,8 +44,6 @@ from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.runs.centre.replay import open_replay
 from es_cookbook.runs.export.export import write_export
-from tests.causal_lms import CAUSAL_LM_CLASSES, CONTEXT, UNBUILDABLE, VOCABULARY, build
-from tests.merged_models import difference_from_merged
 from tests.runs.recorded_run import record_run
 from tests.tiny_models import character_tokenizer
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.causal_lms import CAUSAL_LM_CLASSES, UNBUILDABLE
 from benchmarks.model_families import PAGE, counts, documented, said_of
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.runs.history.store import read_history
-from tests.causal_lms import CAUSAL_LM_CLASSES, UNBUILDABLE
 from tests.chat_templates import CHATML, tokenizer_with
 
 ROOT = Path(__file__).parents[1]

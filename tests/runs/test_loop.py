@@ -239,12 +239,20 @@ async def test_a_mistake_leaves_what_is_recorded_alone(tmp_path: Path) -> None:
     assert contents(tmp_path) == files
 
 
+KILLS = """
+import dataclasses, json, pathlib, sys
+from benchmarks.kills import campaign
+print(json.dumps(dataclasses.asdict(campaign(pathlib.Path(sys.argv[1]), 5))))
+"""
+
+
 @pytest.mark.slow
 def test_killed_over_and_over_a_real_run_loses_nothing_and_ends_as_an_unbroken_one(
     tmp_path: Path, programs: Programs
 ) -> None:
     """Five kills, in a process of its own; `python -m benchmarks.kills` has many more."""
-    done = programs.run("-m", "tests.kills", tmp_path, 5, cwd=ROOT)
+    (tmp_path / "kills.py").write_text(KILLS)
+    done = programs.run(tmp_path / "kills.py", tmp_path, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["kills"] == sum(found["moments"].values()) == 5 and found["runs"] >= 1

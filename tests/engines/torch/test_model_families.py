@@ -8,15 +8,15 @@ from collections.abc import Mapping
 
 import pytest
 
+from benchmarks.causal_lms import CAUSAL_LM_CLASSES, CONTEXT, VARIANTS, VOCABULARY, build
+from benchmarks.merged_models import difference_from_merged
 from benchmarks.model_families import PAGE, documented
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.self_check import TOLERANCE, right_path
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from tests.causal_lms import CAUSAL_LM_CLASSES, CONTEXT, VARIANTS, VOCABULARY, build
 from tests.families import sampled
-from tests.merged_models import difference_from_merged
 from tests.tiny_models import character_tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -30,7 +30,7 @@ DOCUMENTED = documented(TEXT)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sampled([*CAUSAL_LM_CLASSES, *VARIANTS], 40))
+@pytest.mark.parametrize("name", sampled([*CAUSAL_LM_CLASSES, *VARIANTS], 12))
 async def test_a_class_of_transformers_is_right_or_refused_as_the_page_says(name: str) -> None:
     model = build(name)
     said = DOCUMENTED[type(model).__name__]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.causal_lms import VOCABULARY, build
 from es_cookbook.common.errors import EngineError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch import own
@@ -17,7 +18,6 @@ from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from tests.causal_lms import VOCABULARY, build
 from tests.engines.torch.reference import (
     Reference,
     request,

@@ -15,6 +15,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from benchmarks.causal_lms import CONTEXT, build
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.torch import self_check
@@ -22,7 +23,6 @@ from es_cookbook.engines.torch.kernels.modules import FLAT
 from es_cookbook.engines.torch.kernels.modules import Path as RowPath
 from es_cookbook.engines.torch.self_check import right_path
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from tests.causal_lms import CONTEXT, build
 
 _SIZES = {
     "vocab_size": 48,

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from benchmarks.causal_lms import VOCABULARY
 from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.engines.base import LogprobsRequest, Target
 from es_cookbook.engines.torch.attention import set_attention
@@ -19,7 +20,6 @@ from es_cookbook.engines.torch.host import TorchEngine
 from es_cookbook.engines.torch.self_check import TOLERANCE
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
-from tests.causal_lms import VOCABULARY
 from tests.engines.torch.reference import request, sample_all, score_all
 
 GENOMES_G = [Genome((Term(11, 0.05),)), Genome((Term(12, -0.03), Term(11, 0.02)))]
