@@ -1,4 +1,4 @@
-"""Every causal LM class of transformers on the torch engine: the table of `docs/models.md`.
+"""Every causal LM class of transformers on the torch engine: the table of docs/models.md.
 
     python -m benchmarks.model_families
 
@@ -47,7 +47,7 @@ from es_cookbook.runs.export.export import write_export
 from tests.runs.recorded_run import record_run
 from tests.tiny_models import character_tokenizer
 
-PAGE = Path(__file__).parents[1] / "docs/models.md"
+PAGE = Path(__file__).parent / "results/model_families.md"
 TABLE, COUNTS = "<!-- table -->", "<!-- counts -->"
 """Each stands before and, with a slash, after what is written here."""
 STEPS = (Step((Term(1, 0.02), Term(2, -0.03))),)

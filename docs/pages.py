@@ -9,7 +9,8 @@ is replaced, with the note below it for readers of a checkout. Its first word sa
 NAMES`, a section for each name that a user may choose for a field, with the docstring of its module
 too after `modules`; `classes`, the docstrings and signatures of classes or functions; `commands`, a
 section for each command; `recipes`, a table of what each shows, the second paragraph of its
-package's docstring.
+package's docstring; `settings`, a table of the recipes' settings; `result NAME`, a table that a
+benchmark has written.
 
 The site has `llms.txt` (https://llmstxt.org), too: the list of its pages.
 """
@@ -28,13 +29,14 @@ from unittest import mock
 
 import es_cookbook
 from es_cookbook.__main__ import COMMANDS, RECIPES
+from es_cookbook.cli.options import recipe_config
 from es_cookbook.common.fields import Option, options_of
 from es_cookbook.common.trust import resolve
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 GENERATED = re.compile(
-    r"<!-- (options|about|parts|classes|commands|recipes)\b([^>]*)-->\n"
+    r"<!-- (options|about|parts|classes|commands|recipes|settings|result)\b([^>]*)-->\n"
     r"\*`make docs` fills this in.*"
 )
 _PACKAGE = str(ROOT / "es_cookbook")
@@ -110,6 +112,28 @@ def recipes() -> str:
     return "\n".join(rows)
 
 
+def settings() -> str:
+    """A row for each recipe: its settings of `es`, and the size and number of its generations."""
+    rows = [
+        "| recipe | σ | α | genomes | pairs | problems per generation | generations |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in RECIPES:
+        config = recipe_config(name)()
+        optimizer, pairs = config.optimizer, "yes" if config.optimizer.antithetic else "no"
+        cells = (
+            *(f"`{name}`", optimizer.sigma, optimizer.learning_rate, optimizer.population_size),
+            *(pairs, config.dataset.problems_per_generation, config.num_generations),
+        )
+        rows.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(rows)
+
+
+def result(name: str) -> str:
+    """The text that a benchmark has written."""
+    return (ROOT / f"benchmarks/results/{name}.md").read_text(encoding="utf-8")
+
+
 def llms() -> str:
     """llms.txt: the pages of the site by the captions of its contents, and how each begins."""
     index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
@@ -146,6 +170,8 @@ _MAKERS: Mapping[str, Callable[..., str]] = {
     "classes": classes,
     "commands": commands,
     "recipes": recipes,
+    "settings": settings,
+    "result": result,
 }
 
 

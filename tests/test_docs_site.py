@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from docs.pages import PAGES, llms
-from es_cookbook.__main__ import RECIPES
-from es_cookbook.cli.options import recipe_config
 from tests.test_house import ROOT, TREES
 
 FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
@@ -62,6 +60,8 @@ def test_the_site_builds_without_warnings_and_asks_nobody(tmp_path: Path) -> Non
     assert remote == {}
     styles = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
     assert not any(is_remote(url) for css in styles for url in re.findall(r"url\(\W?(.*?)\)", css))
+    assert "<td><p>0.005</p></td>" in pages[site / "docs/hyper_parameters.html"], "of rush_hour"
+    assert "XLNetLMHeadModel" in pages[site / "docs/models.html"]
     optimizers = pages[site / "docs/builders/optimizers.html"]
     assert "genomes in mirrored pairs" in optimizers
     assert "(docs/install.html)" in (site / "llms.txt").read_text(encoding="utf-8")
@@ -94,23 +94,3 @@ def test_the_sentences_of_troubleshooting_are_those_of_the_code() -> None:
     said = strings_of_the_package()
     pieces = [(quote, piece) for quote in quoted for piece in quote.split("…") if piece.strip()]
     assert [pair for pair in pieces if pair[1].strip() not in said] == []
-
-
-def test_the_table_of_settings_is_that_of_the_recipes() -> None:
-    page = (ROOT / "docs/hyper_parameters.md").read_text(encoding="utf-8")
-    table = page.partition("## What our recipes use")[2]
-    shown = {
-        name: cells.split(" | ")
-        for names, cells in re.findall(r"^\| (`.*?`) \| (.*) \|$", table, flags=re.MULTILINE)
-        for name in re.findall(r"`(\w+)`", names)
-    }
-    assert shown.keys() == RECIPES.keys()
-    for name, cells in shown.items():
-        config = recipe_config(name)()
-        optimizer = config.optimizer
-        settings = (
-            *(optimizer.sigma, optimizer.learning_rate, optimizer.population_size),
-            "yes" if optimizer.antithetic else "no",
-            *(config.dataset.problems_per_generation, config.num_generations),
-        )
-        assert cells == list(map(str, settings)), name
