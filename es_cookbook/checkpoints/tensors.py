@@ -30,7 +30,7 @@ from es_cookbook.common.errors import ESCookbookError, HistoryError, ModelError
 from es_cookbook.common.files import ANY_SIZE, check_file
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.evolution.centre import Centre
-from es_cookbook.evolution.exact import MODULUS, fingerprint_span
+from es_cookbook.evolution.exact import MODULUS, fingerprint_of
 from es_cookbook.evolution.genome import Step
 
 _logger = logging.getLogger(__name__)
@@ -203,11 +203,11 @@ class Snapshot:
         if any(tensor.dtype != torch.float32 for tensor in self.tensors.values()):
             return False
 
-        def fingerprint_of(name: str) -> int:
-            return fingerprint_span(name, self.tensors[name].view(-1), 0)
+        def part(name: str) -> int:
+            return fingerprint_of(name, self.tensors[name])
 
         with ThreadPoolExecutor(num_cores()) as pool:
-            return sum(pool.map(fingerprint_of, self.tensors)) % MODULUS == self.fingerprint
+            return sum(pool.map(part, self.tensors)) % MODULUS == self.fingerprint
 
 
 def metadata(generation: int, fingerprint: int) -> dict[str, str]:

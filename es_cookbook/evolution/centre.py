@@ -39,8 +39,7 @@ from es_cookbook.evolution.exact import (
     MODULUS,
     apply_rule_,
     decay_,
-    device_fingerprint,
-    fingerprint,
+    fingerprint_of,
     set_to_offsets_,
     start_of,
 )
@@ -202,7 +201,6 @@ class Centre:
 
     def _each_tensor(self, work: Callable[[str], None]) -> int:
         """Do the work on each tensor, a few at a time. Returns the fingerprint."""
-        fingerprint_of = device_fingerprint if self._on_gpu else fingerprint
 
         def work_and_sum(name: str) -> int:
             work(name)

@@ -1,10 +1,9 @@
 """Exact arithmetic on weights: decay, fingerprints, and updates by a step's rule.
 
-Fingerprints are here twice: in NumPy on the CPU, and in torch where the weights are. Both return
-the same number. NumPy and torch's eager operations compute one operation at a time and store its
-result as float32, so every difference, product and sum is rounded separately; a kernel
-that fused two of them (`torch.compile`, `addcmul_`) could round once for both. Integers wrap at 64
-bits in both, so a sum is the same in any order.
+torch's eager operations compute one operation at a time and store its result as float32, so every
+difference, product and sum is rounded separately; a kernel that fused two of them
+(`torch.compile`, `addcmul_`) could round once for both. Integers wrap at 64 bits, so the sum of a
+fingerprint is the same in any order.
 
 A step's rule: sums, products and quotients of single elements are float32, each rounded separately,
 as IEEE 754 requires on CPUs and GPUs. torch's float32 square roots are not: on Intel's CPUs they
@@ -34,12 +33,12 @@ from es_cookbook.evolution.genome import (
     Rule,
 )
 from es_cookbook.evolution.noise import Part
-from es_cookbook.evolution.spaces.base import PIECE, AddTerms, as_array
+from es_cookbook.evolution.spaces.base import PIECE, AddTerms
 
 MODULUS = 2**64
 """Modulus of fingerprints."""
 DEVICE_PIECE = 2**24
-"""Elements that torch works on at once: temporaries of up to 128 MiB each."""
+"""Elements that a GPU works on at once: temporaries of up to 128 MiB each."""
 
 
 def decay_(weight: torch.Tensor, base: torch.Tensor, decay: float) -> None:
@@ -53,58 +52,39 @@ def decay_(weight: torch.Tensor, base: torch.Tensor, decay: float) -> None:
     if decay == 1:  # The sum would turn a base's -0 into 0, and an infinite weight into NaN.
         moving.copy_(anchor)
         return
-    at_once = PIECE if weight.device.type == "cpu" else DEVICE_PIECE
+    at_once = _piece_of(weight)
     for i in range(0, moving.numel(), at_once):
         anchor_piece = anchor[i : i + at_once].to(weight.device, torch.float32)
         moving[i : i + at_once].sub_(anchor_piece).mul_(keep).add_(anchor_piece)
 
 
-def fingerprint(name: str, weight: torch.Tensor, part: Part) -> int:
-    """The contribution of a part of a tensor to the centre's fingerprint, on the CPU."""
-    flat = weight.view(-1)
-    total, done = 0, 0
-    for span in part.spans():
-        total += fingerprint_span(name, flat[done : done + len(span)], span.start)
-        done += len(span)
-    return total % MODULUS
+def fingerprint_of(name: str, weight: torch.Tensor, part: Part | None = None) -> int:
+    """The contribution of a tensor to the centre's fingerprint, on any device: 0 ... 2⁶⁴ - 1.
 
-
-def fingerprint_span(name: str, flat: torch.Tensor, start: int) -> int:
-    """The contribution of a tensor's elements `start`, `start + 1`, ...: 0 ... 2⁶⁴ - 1.
-
-    `flat` is contiguous float32 on the CPU, one axis. Ranges add up modulo 2⁶⁴.
+    The weight is contiguous float32 and holds a part of the parameter of this name, all of it if
+    None. Parts add up modulo 2⁶⁴. Waits for a GPU.
     """
-    a, b = _multipliers(name)
-    patterns = as_array(flat).view(np.uint32)
-    position = np.arange(min(PIECE, patterns.size), dtype=np.uint64)
-    total = 0
-    for i in range(0, patterns.size, PIECE):
-        bits = patterns[i : i + PIECE].astype(np.uint64)
-        # Σ bits_j · (a + (start + i + j) · b) over the elements j of the piece; uint64 sums wrap.
-        plain = int(bits.sum())
-        by_position = int(bits @ position[: bits.size])
-        total += (a + (start + i) * b) * plain + b * by_position
-    return total % MODULUS
-
-
-def device_fingerprint(name: str, weight: torch.Tensor, part: Part) -> int:
-    """`fingerprint` on any device; synchronises."""
+    part = part or Part.whole(tuple(weight.shape))
     a, b = _multipliers(name)
     rows = weight.view(part.shape)
     column = torch.arange(part.shape[1], device=weight.device)
-    at_once = max(1, DEVICE_PIECE // max(1, part.shape[1]))
+    at_once = max(1, _piece_of(weight) // max(1, part.shape[1]))
     total = 0
     for i in range(0, len(rows), at_once):
-        # int64 in place of uint64: they wrap to the same bits.
-        bits = rows[i : i + at_once].view(torch.int32).to(torch.int64) & 0xFFFFFFFF
-        of_row = bits.sum(1)
+        # Sums of int64 wrap to the same bits as those of uint64.
+        bits = rows[i : i + at_once].view(torch.int32).to(torch.int64).bitwise_and_(0xFFFFFFFF)
+        of_row, of_column = bits.sum(1), bits.sum(0)
         by_row = (of_row * torch.arange(len(bits), device=weight.device)).sum()
-        by_column = bits.mul_(column).sum()
-        sums = torch.stack((of_row.sum(), by_row, by_column)).tolist()
+        sums = torch.stack((of_row.sum(), by_row, (of_column * column).sum())).tolist()
         first = (part.rows[0] + i) * part.width + part.columns[0]
         # Row r of the piece begins at element first + r · width.
         total += (a + first * b) * sums[0] + b * (part.width * sums[1] + sums[2])
     return total % MODULUS
+
+
+def _piece_of(weight: torch.Tensor) -> int:
+    """Elements to work on at once: on the CPU they stay in the cache."""
+    return PIECE if weight.device.type == "cpu" else DEVICE_PIECE
 
 
 def _multipliers(name: str) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import torch
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.centre import Centre, noise_device, on_gpu
-from es_cookbook.evolution.exact import fingerprint_span
+from es_cookbook.evolution.exact import fingerprint_of
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import Part, noise
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
@@ -164,23 +164,24 @@ def test_a_perturbed_weight_is_the_centre_plus_its_terms() -> None:
 
 def test_the_fingerprint_is_as_defined() -> None:
     values = torch.tensor([1.0, -2.5, 0.0, -0.0])
-    ones = [fingerprint_span("w", torch.tensor([1e-45]), i) for i in range(5)]  # Bit pattern 1.
+    bit = torch.tensor([1e-45])  # Bit pattern 1.
+    ones = [fingerprint_of("w", bit, Part((i, i + 1), (0, 1), 1)) for i in range(5)]
     assert all(multiplier % 2 == 1 for multiplier in ones)
     assert {(ones[i + 1] - ones[i]) % 2**64 for i in range(4)} == {(ones[1] - ones[0]) % 2**64}
     assert (ones[1] - ones[0]) % 4 == 2
     patterns = [0x3F800000, 0xC0200000, 0, 0x80000000]
     expected = sum(p * m for p, m in zip(patterns, ones, strict=False)) % 2**64
-    assert fingerprint_span("w", values, 0) == expected
+    assert fingerprint_of("w", values) == expected
 
 
 def test_the_fingerprint_notices_any_flipped_bit() -> None:
     values = torch.from_numpy(noise(1, "w", (50,)))
-    before = fingerprint_span("w", values, 0)
+    before = fingerprint_of("w", values)
     for i in (0, 13, 49):
         for bit in range(32):
             flipped = values.clone()
             flipped.view(torch.int32)[i] ^= -(2**31) if bit == 31 else 1 << bit
-            assert fingerprint_span("w", flipped, 0) != before
+            assert fingerprint_of("w", flipped) != before
 
 
 def test_a_base_that_does_not_fit_the_space_is_refused() -> None:

@@ -35,7 +35,7 @@ from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.machine.scratch import scratch
 from es_cookbook.engines.base import Engine
 from es_cookbook.engines.torch.memory import trim
-from es_cookbook.evolution.exact import MODULUS, fingerprint_span
+from es_cookbook.evolution.exact import MODULUS, fingerprint_of
 from es_cookbook.plugins.gradients.checkpoints import (
     STATE,
     Checkpoint,
@@ -288,7 +288,7 @@ async def take_weights(engine: Engine, weights: Mapping[str, torch.Tensor]) -> N
         EngineError: The engine reports another fingerprint.
     """
     taken = {name: weight.detach().float().cpu().contiguous() for name, weight in weights.items()}
-    spans = (fingerprint_span(name, weight.view(-1), 0) for name, weight in taken.items())
+    spans = (fingerprint_of(name, weight) for name, weight in taken.items())
     fingerprint = sum(spans) % MODULUS
     with scratch() as directory:
         path = directory / "weights.safetensors"

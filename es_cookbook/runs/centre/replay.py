@@ -27,7 +27,7 @@ from es_cookbook.common.configs import load_fields
 from es_cookbook.common.errors import HistoryError
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.evolution.centre import merge_steps, moved
-from es_cookbook.evolution.exact import MODULUS, fingerprint_span
+from es_cookbook.evolution.exact import MODULUS, fingerprint_of
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
 from es_cookbook.runs.directory.directory import (
@@ -126,7 +126,7 @@ class Replay:
         def rebuild(name: str) -> tuple[str, torch.Tensor, int]:
             begin = None if start is None else start[name]
             tensor = moved(name, self.base[name], self.space, steps, begin)
-            return name, tensor, fingerprint_span(name, tensor.view(-1), 0)
+            return name, tensor, fingerprint_of(name, tensor)
 
         found = 0
         num_threads = num_threads or num_cores()

@@ -25,7 +25,7 @@ import torch
 
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ESCookbookError
-from es_cookbook.evolution.exact import MODULUS, fingerprint_span
+from es_cookbook.evolution.exact import MODULUS, fingerprint_of
 from es_cookbook.plugins.branches.branches import fork_run, rewind_run
 from es_cookbook.runs.centre.replay import latest_snapshot
 from es_cookbook.runs.centre.snapshots import write_snapshot
@@ -254,7 +254,7 @@ def test_a_thousand_damaged_directories_are_used_correctly_or_refused() -> None:
 
 def test_a_damaged_snapshot_is_left_out(tmp_path: Path) -> None:
     centre = torch.linspace(-1, 1, 60).view(3, 20)
-    fingerprint = fingerprint_span("weight", centre.view(-1), 0) % MODULUS
+    fingerprint = fingerprint_of("weight", centre) % MODULUS
     write_snapshot(tmp_path, 2, fingerprint, [("weight", (3, 20))], [("weight", centre)])
     path = tmp_path / "snapshots/000002.safetensors"
     whole = path.read_bytes()
