@@ -9,12 +9,14 @@ together; rewards problem by problem, which few optimizers need, are 4 to 20 byt
 """
 
 import dataclasses
+import inspect
 import itertools
 import json
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Mapping, Sequence
+from types import UnionType
+from typing import Any, cast, get_args, get_origin
 
 from es_cookbook.common.errors import HistoryError, other_format
 from es_cookbook.common.files import parsed
@@ -35,6 +37,10 @@ class Fork:
 
     log_path: str
     generation: int
+
+    def __post_init__(self) -> None:
+        if self.generation < 0:
+            raise ValueError(f"fork.generation must be 0 or more, found {self.generation}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -175,21 +181,19 @@ def _numbers_or_nan(values_G: Sequence[float | None]) -> tuple[float, ...]:
 
 
 def _header(found: Mapping[str, Any]) -> Header:
-    given = {name: kind for name, kind in _HEADER_OPTIONAL.items() if name in found}
-    _check(found, {**_HEADER, **given})
-    fork = None
+    _check(found, _HEADER, _HEADER_OPTIONAL)
+    fields = {name: value for name, value in found.items() if name not in ("format", "kind")}
+    settled: Mapping[str, object] = found.get("found", {})
+    _check(settled, dict.fromkeys(settled, float), prefix="found.")
     if (origin := found["fork"]) is not None:
-        _check(origin, _FORK, "fork.")
-        fork = Fork(origin["log_path"], origin["generation"])
-    parts = (found["weights"], found["tokenizer"], found["dtype"])
-    more = found.get("found", {}), found.get("products")
-    return Header(found["model_name"], *parts, fork, *more)
+        _check(origin, _FORK, prefix="fork.")
+        fields["fork"] = Fork(**origin)
+    return Header(**fields)
 
 
 def _record(found: Mapping[str, Any]) -> Record:
     rule, scores_P_G = found.get("rule"), found.get("rewards")
-    given = {name: kind for name, kind in _OPTIONAL.items() if found.get(name) is not None}
-    _check(found, {**_RECORD, **given})
+    _check(found, _RECORD, _RECORD_OPTIONAL)
     seeds_S = [int(seed, 16) for seed in found["seeds"].split()]
     coefficients_S = found["coefficients"]
     problems_P, results_P = found.get("problems", "").split(), found.get("results", [])
@@ -221,88 +225,67 @@ def _record(found: Mapping[str, Any]) -> Record:
     )
 
 
-_Rule: TypeAlias = tuple[Callable[[object], bool], str]
-_Schema: TypeAlias = Mapping[str, _Rule]
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_hex(value: object) -> bool:
-    return isinstance(value, str) and value != "" and not value.strip("0123456789abcdef")
-
-
-def _is_number(value: object) -> bool:
-    return value is None or isinstance(value, float)
-
-
-def _all(is_one: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, list) and all(map(is_one, cast("list[object]", value)))
-
-
-_COUNT: _Rule = (_is_count, "an integer from 0 on")
-_HEX: _Rule = (_is_hex, "hexadecimal text")
-_SEEDS: _Rule = (
-    lambda value: isinstance(value, str) and all(map(_is_hex, value.split())),
-    "hexadecimal numbers with spaces between them",
-)
-_TEXT: _Rule = (lambda value: isinstance(value, str), "text")
-_FLOAT: _Rule = (lambda value: isinstance(value, float), "a float")
-_TABLE: _Rule = (_all(_all(_is_number)), "a list of lists of floats and nulls")
-_RECORD: _Schema = {
-    "format": _COUNT,
-    "generation": _COUNT,
-    "position": _COUNT,
-    "fingerprint": _HEX,
-    "decay": _FLOAT,
-    "seeds": _SEEDS,
-    "coefficients": (_all(_FLOAT[0]), "a list of floats"),
-    "fitness": (_all(_is_number), "a list of floats and nulls"),
+_RECORD: Mapping[str, object] = {
+    "format": int,
+    "generation": int,
+    "position": int,
+    "fingerprint": str,
+    "decay": float,
+    "seeds": str,
+    "coefficients": list[float],
+    "fitness": list[float | None],
 }
-_OPTIONAL: _Schema = {
-    "centre": _COUNT,
-    "rule": (lambda value: isinstance(value, dict), "an object"),
-    "rewards": _TABLE,
-    "problems": _SEEDS,
-    "results": _TABLE,
+_RECORD_OPTIONAL: Mapping[str, object] = {
+    "centre": int,
+    "rule": dict[str, object],
+    "rewards": list[list[float | None]],
+    "problems": str,
+    "results": list[list[float | None]],
 }
-_HEADER: _Schema = {
-    "format": _COUNT,
-    "kind": (lambda value: value == "header", 'the text "header"'),
-    "model_name": _TEXT,
-    "weights": _HEX,
-    "tokenizer": _HEX,
-    "dtype": _TEXT,
-    "fork": (lambda value: value is None or isinstance(value, dict), "an object or null"),
+_HEADER: Mapping[str, object] = {
+    "format": int,
+    "kind": str,
+    "model_name": str,
+    "weights": str,
+    "tokenizer": str,
+    "dtype": str,
+    "fork": dict[str, object] | None,
 }
-_HEADER_OPTIONAL: _Schema = {
-    "products": _TEXT,
-    "found": (
-        lambda value: (
-            isinstance(value, dict)
-            and all(map(_FLOAT[0], cast("dict[str, object]", value).values()))
-        ),
-        "an object of floats",
-    ),
-}
-_FORK: _Schema = {"log_path": _TEXT, "generation": _COUNT}
+_HEADER_OPTIONAL: Mapping[str, object] = {"products": str, "found": dict[str, float]}
+_FORK: Mapping[str, object] = {"log_path": str, "generation": int}
 
 
-def _check(found: Mapping[str, object], schema: _Schema, prefix: str = "") -> None:
+def _check(
+    found: Mapping[str, object],
+    types: Mapping[str, object],
+    optional: Mapping[str, object] | None = None,
+    prefix: str = "",
+) -> None:
     """Refuse missing fields, unknown fields and fields of another type, all by name."""
-    wrong = [f"{prefix}{name} is missing" for name in schema if name not in found]
-    wrong += [
-        f"{prefix}{one_line(name)[:60]} is no field of the format"
-        for name in found
-        if name not in schema
-    ]
-    wrong += [
-        f"{prefix}{name} must be {what}, found {json.dumps(found[name])[:60]}"
-        for name, (fits, what) in schema.items()
-        if name in found and not fits(found[name])
-    ]
+    known = {**types, **(optional or {})}
+    wrong = [f"{prefix}{name} is missing" for name in types if name not in found]
+    for name, value in found.items():
+        if name not in known:
+            wrong.append(f"{prefix}{one_line(name)[:60]} is no field of the format")
+        elif not _fits(value, known[name]):
+            expected = inspect.formatannotation(known[name])
+            wrong.append(f"{prefix}{name} must be {expected}, found {json.dumps(value)[:60]}")
     if wrong:
-        raise HistoryError(
-            "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if wrong[3:] else "")
-        )
+        more = f"; and {len(wrong) - 3} more" if wrong[3:] else ""
+        raise HistoryError("; ".join(wrong[:3]) + more)
+
+
+def _fits(value: object, expected: object) -> bool:
+    """Whether a JSON value has this type, one of a union, or is a list of such values."""
+    origin = get_origin(expected)
+    if origin is UnionType:
+        return any(_fits(value, each) for each in get_args(expected))
+    if origin is not list:
+        return type(value) is (origin or expected)
+    if not isinstance(value, list):
+        return False
+    items = cast("list[object]", value)
+    (of_items,) = get_args(expected)
+    if get_origin(of_items) is list:
+        return all(_fits(item, of_items) for item in items)
+    return set(map(type, items)) <= set(get_args(of_items) or (of_items,))

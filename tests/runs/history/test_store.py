@@ -195,19 +195,23 @@ def test_every_missing_extra_or_wrongly_typed_field_is_named_with_its_line(
     without = {k: v for k, v in fields.items() if k != "format"}
     wrong |= {"the last commit that reads it is cc874d88": {"version": 2, **without}}
     if isinstance(entry, Record):
-        wrong |= {"coefficients must be a list of floats": fields | {"coefficients": ["1"]}}
+        wrong |= {"coefficients must be list[float]": fields | {"coefficients": ["1"]}}
         wrong |= {"seeds and coefficients must be as many": fields | {"seeds": "1 2"}}
-        wrong |= {"seeds must be hexadecimal": fields | {"seeds": "0x1 -2 3 4"}}
+        wrong |= {"must be a 63-bit integer": fields | {"seeds": "1 -2 3 4"}}
+        wrong |= {"invalid literal for int() with base 16": fields | {"fingerprint": "no"}}
         wrong |= {"decay must be in": fields | {"decay": 1.5}}
-        wrong |= {"fitness must be a list": fields | {"fitness": [0.5, False]}}
+        wrong |= {"fitness must be list[float | None]": fields | {"fitness": [0.5, False]}}
         wrong |= {"coefficient must be finite as": fields | {"coefficients": [math.nan] * 4}}
     if "rule" in fields:
-        wrong |= {"rule is no field of the format": fields | {"rule": None}}
+        wrong |= {"rule must be dict[str, object], found null": fields | {"rule": None}}
         wrong |= {"a rule's kind must be one of": fields | {"rule": {"kind": "magic"}}}
         wrong |= {"has the fields scale, iterations": fields | {"rule": {"kind": "muon"}}}
     if "rewards" in fields:
-        wrong |= {"rewards is no field of the format": fields | {"rewards": None}}
-        wrong |= {"rewards must be a list of lists of": fields | {"rewards": [[0.5, 1, 0.0, 0.0]]}}
+        wrong |= {"found null": fields | {"rewards": None}}
+        wrong |= {
+            "rewards must be list[list[float | None]], found [[": fields
+            | {"rewards": [[0.5, 1, 0.0, 0.0]]}
+        }
         wrong |= {"rewards must be as many as fitness": fields | {"rewards": [[0.5]]}}
     if fields.get("fork"):
         wrong |= {"fork.generation must be": fields | {"fork": {"log_path": "a", "generation": -1}}}
