@@ -17,7 +17,7 @@ from es_cookbook.cli.options import Recorded
 from es_cookbook.common.cli import changed, run_with_fields
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.runs.config import MAY_DIFFER, Config, config_of_kind
-from es_cookbook.runs.directory.directory import check_has_config, locked
+from es_cookbook.runs.directory.directory import check_is_run, locked
 from es_cookbook.runs.program import train_and_tell
 
 
@@ -29,9 +29,8 @@ class Resume(Recorded):
 def main(resume: Resume, fields: dict[str, str]) -> None:
     """Continue training with these fields of the Config, and print the result in one line."""
     log_path = Path(resume.log_path)
-    check_has_config(log_path)
+    check_is_run(log_path)
     with locked(log_path) as recorded:
-        recorded.check()
         config = changed(config_of_kind(Config, recorded, resume.trust, fields), fields)
         config = chz.replace(config, log_path=resume.log_path, behavior_if_log_dir_exists="resume")
         train_and_tell(config, began=BEGAN, recorded=recorded)

@@ -45,7 +45,7 @@ from es_cookbook.rl.types import (
     Trajectory,
 )
 from es_cookbook.runs.config import Config, RunConfig, config_of_kind
-from es_cookbook.runs.directory.directory import HISTORY, Recorded, check_is_run
+from es_cookbook.runs.directory.directory import HISTORY, Recorded, check_is_run, is_of_gradients
 from es_cookbook.runs.directory.opening import refuse_lost_history
 from es_cookbook.runs.history.format import Record, num_forked
 from es_cookbook.runs.history.store import (
@@ -83,11 +83,13 @@ def open_run(
         HistoryError: Its history is damaged.
     """
     recorded = check_is_run(log_path, or_of_gradients)
-    kind = RunConfig if recorded.is_of_gradients else Config
-    config = config_of_kind(kind, recorded, trust, (*typed, "trackers"))
-    if not recorded.is_of_gradients:
+    gradients = is_of_gradients(log_path)
+    config = config_of_kind(
+        RunConfig if gradients else Config, recorded, trust, (*typed, "trackers")
+    )
+    if not gradients:
         refuse_lost_history(recorded)
-    own = str(log_path) if recorded.is_of_gradients else config.model_name
+    own = str(log_path) if gradients else config.model_name
     return RecordedRun(recorded, config, model_name or own)
 
 

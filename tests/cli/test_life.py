@@ -124,7 +124,7 @@ TRAINED_ELSEWHERE = replaced(
     '"engine": {"$class": "es_cookbook.engines.vllm.engine:VLLMEngineBuilder"}',
 )
 MOVED = {"": "model_name={model}", "fork": ""}
-NO_RUN = {"": "so it is not a run directory"}
+NO_RUN = {"": "is not a run directory: its config.json "}
 LOST = {"": "history.jsonl is missing, but metrics.jsonl"}
 DAMAGED = {"": "line 4 is damaged"}
 UNREADABLE = {"": "config.json", "resume": "found a mistake at"}
@@ -181,7 +181,7 @@ KINDS = {
     "`metrics.jsonl` or `rollouts.jsonl` missing": Kind(
         changed(without("metrics.jsonl"), without("rollouts.jsonl"), of="interrupted")
     ),
-    "`metrics.jsonl` or `rollouts.jsonl` damaged": Kind(
+    "`metrics.jsonl` damaged": Kind(
         changed(
             replaced("metrics.jsonl", r'"progress/generation": 0', '"progress/generation": x'),
             replaced("rollouts.jsonl", r'"generation": 1', "generation"),
@@ -197,7 +197,7 @@ KINDS = {
         changed(replaced("config.json", r'"\$format": 1', '"$format": 2')),
         said={"": "config.json: it has format version 2, and this es_cookbook reads 1"},
     ),
-    "a model, not a run": Kind(model_directory, said={"": "a config.json that is no run's"}),
+    "a model, not a run": Kind(model_directory, said={"": "config.json does not describe a run"}),
 }
 """Rows of the table."""
 

@@ -20,7 +20,6 @@ from es_cookbook.runs.directory.directory import (
     FILES_OF_RUNS,
     GENERATION_KEYS,
     HISTORY,
-    METRICS,
     REPORT,
     REWOUND,
     SNAPSHOTS,
@@ -31,7 +30,6 @@ from es_cookbook.runs.directory.directory import (
     cut_lines,
     lines_before,
     locked,
-    num_measured,
     num_rewinds,
 )
 from es_cookbook.runs.directory.opening import refuse_lost_history
@@ -91,7 +89,7 @@ def rewind_run(log_path: Path, generation: int) -> Path:
         cut = b"".join(kept.encode())
         history = log_path / HISTORY
         is_all = not history.exists() or history.stat().st_size <= len(cut)
-        if is_all and num_measured(log_path, METRICS) <= generation + 1:
+        if is_all and recorded.num_measured <= generation + 1:
             raise HistoryError(
                 f"log_path {log_path} holds {plural(generation, 'generation')} and no more: there "
                 "is nothing to cut"

@@ -59,7 +59,6 @@ from es_cookbook.runs.directory.directory import (
     CONFIG,
     GENERATION_KEYS,
     HISTORY,
-    METRICS,
     MODEL,
     TRAINED_ON,
     Recorded,
@@ -203,7 +202,7 @@ class Gradients(Mover[GradientRun[_Learner]], Generic[_Learner]):
         if not is_new and self._goes_on(recorded, names):
             self._checkpoint, self._measured = checkpoint, recorded.metrics
             is_done = checkpoint is not None and checkpoint.generation == last
-            if is_done and recorded.measured[METRICS] > last:
+            if is_done and recorded.num_measured > last:
                 return f"{log_path} is complete, with {last} generations"
         config.trackers.check()
         config.dataset.check()

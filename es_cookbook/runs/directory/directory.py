@@ -18,9 +18,9 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 from es_cookbook.common.configs import FORMAT, FORMAT_VERSION, text_of
 from es_cookbook.common.errors import (
@@ -45,7 +45,7 @@ from es_cookbook.common.files import (
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.problem_env import TrainedOn
 from es_cookbook.rl.types import Datasets
-from es_cookbook.runs.files import LineFile, cannot, replace_file
+from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.history.store import Prefix, readable_prefix
 
 CONFIG = "config.json"
@@ -68,7 +68,8 @@ WANDB_ID = "wandb_id"
 TRAINED_ON = "trained_on.bin"
 FILES_OF_RUNS = (CONFIG, HISTORY, METRICS, ROLLOUTS)
 """The files that a run consists of; all others are derived from them or optional."""
-NO_RUNS = "is no run's (a model has one, too)"
+_MISSING = "is missing"
+NOT_A_RUN = "does not describe a run (models have a file of this name, too)"
 """The problem with a `config.json` of something else than a run."""
 GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
 """Files with lines for every generation -> the key of the generation in a line."""
@@ -89,6 +90,8 @@ _MOST_TRAINED_ON = 2**28
 _MOST_LOCK = 64
 """Bytes of the lock file."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+_Row = TypeVar("_Row")
 
 logger = logging.getLogger(__name__)
 
@@ -115,38 +118,32 @@ class Recorded:
 
     @functools.cached_property
     def metrics(self) -> Sequence[dict[str, float]]:
-        """The rows of `metrics.jsonl`; raises as `read_metrics`."""
+        """The rows of `metrics.jsonl`; raises the errors of `read_metrics`."""
         return read_metrics(self.log_path / METRICS)
 
     @functools.cached_property
-    def measured(self) -> dict[str, int]:
-        """Number of generations with lines in each file; the last evaluation counts as one.
+    def num_measured(self) -> int:
+        """Number of generations with metrics; the last evaluation counts as one.
 
         Raises:
-            HistoryError: A line is damaged that is not torn; names it.
+            HistoryError: As `read_metrics`.
         """
         key = GENERATION_KEYS[METRICS]
         found = [row[key] for row in self.metrics if math.isfinite(row.get(key, math.nan))]
-        measured = int(max(found, default=-1)) + 1
-        return {METRICS: measured, ROLLOUTS: num_measured(self.log_path, ROLLOUTS)}
-
-    @functools.cached_property
-    def is_of_gradients(self) -> bool:
-        """Whether a gradient moves its model."""
-        return is_of_gradients(self.log_path)
+        return int(max(found, default=-1)) + 1
 
     @functools.cached_property
     def fields(self) -> tuple[dict[str, object], str]:
         """The Config as JSON values; nothing that it names is imported.
 
-        Its fields and "", or nothing and the problem with the file: "is missing", for example.
+        Its fields and "", or nothing and the problem with the file.
 
         Raises:
             RunDirectoryError: It is a run's, in another version of the format.
         """
         path = self.log_path / CONFIG
         if not os.path.lexists(path):
-            return {}, "is missing"
+            return {}, _MISSING
         try:
             plain = parsed(self.config_json.encode())
         except ConfigError as error:
@@ -154,39 +151,31 @@ class Recorded:
         except ValueError as error:
             return {}, f"cannot be read ({error})"
         if not (isinstance(plain, dict) and "$class" in plain):
-            return {}, NO_RUNS
+            return {}, NOT_A_RUN
         fields = cast("dict[str, object]", plain)
         if (version := fields.pop(FORMAT, None)) != FORMAT_VERSION:
             raise RunDirectoryError(f"{path}: {other_format(version, FORMAT_VERSION)}")
         return fields, ""
 
-    def check(self, or_of_gradients: bool = False) -> None:
-        """Refuse a directory that is not a run's; one with a damaged `config.json` may be.
-
-        Raises:
-            RunDirectoryError: It is not, or its run is of another version.
-        """
-        log_path = self.log_path
-        if self.is_of_gradients and not or_of_gradients:
-            raise RunDirectoryError(
-                f"log_path {log_path} holds a run of gradients, which has no history, so only "
-                f"evaluate reads it; its weights are a model: model_name={log_path}"
-            )
-        check_has_config(log_path)
-        if self.fields[1] == NO_RUNS:
-            raise RunDirectoryError(
-                f"log_path {log_path} holds a {CONFIG} that {NO_RUNS}, so it is not a run directory"
-            )
-
 
 def check_is_run(log_path: Path, or_of_gradients: bool = False) -> Recorded:
-    """Returns the contents of a run directory.
+    """Returns the contents of a run directory; its `config.json` may be damaged.
 
     Raises:
-        RunDirectoryError: As `Recorded.check`, or the directory cannot be read.
+        RunDirectoryError: It is not a run's, cannot be read, or is of another version.
     """
     recorded = Recorded(log_path)
-    recorded.check(or_of_gradients)
+    if is_of_gradients(log_path) and not or_of_gradients:
+        raise RunDirectoryError(
+            f"log_path {log_path} holds a run of gradients, which has no history, so only "
+            f"evaluate reads it; its weights are a model: model_name={log_path}"
+        )
+    check_access(log_path)
+    check_kinds(log_path)
+    if (problem := recorded.fields[1]) in (_MISSING, NOT_A_RUN):
+        raise RunDirectoryError(
+            f"log_path {log_path} is not a run directory: its {CONFIG} {problem}"
+        )
     return recorded
 
 
@@ -208,20 +197,6 @@ def check_access(directory: Path) -> None:
         return
     except OSError as error:
         raise RunDirectoryError(f"{directory} cannot be read: {error.strerror or error}") from error
-
-
-def check_has_config(log_path: Path) -> None:
-    """Refuse a directory without a `config.json`, which is not read.
-
-    Raises:
-        RunDirectoryError: There is none, or the directory cannot be read.
-    """
-    check_access(log_path)
-    check_kinds(log_path)
-    if not os.path.exists(log_path / CONFIG):
-        raise RunDirectoryError(
-            f"log_path {log_path} holds no {CONFIG}, so it is not a run directory"
-        )
 
 
 def check_kinds(log_path: Path) -> None:
@@ -280,51 +255,56 @@ def num_rewinds(log_path: Path) -> int:
 
 
 def read_metrics(path: Path, damage: list[str] | None = None) -> list[dict[str, float]]:
-    """Every whole line of a `metrics.jsonl`, null as NaN; a torn last line is left out.
+    """The rows of a `metrics.jsonl`, one per generation in order; null as NaN.
+
+    Arguments and errors are those of `read_rows`.
+    """
+    return list(read_rows(path, _numbers, damage))
+
+
+def read_rows(
+    path: Path, row_of: Callable[[object], _Row], damage: list[str] | None = None
+) -> Iterator[_Row]:
+    """The rows of a file of JSON lines; none without a file. A torn last line is left out.
 
     Args:
         path: path of the file.
-        damage: gets the errors of lines that are left out, if given.
-
-    Returns:
-        One dict per generation, in order; none if there is no file.
+        row_of: makes a row of a line's value; raises a ValueError for a damaged line.
+        damage: receives the errors; damaged lines are left out then.
 
     Raises:
         HistoryError: A line is damaged, or the file cannot be read; names it.
     """
-    rows: list[dict[str, float]] = []
+
+    def report(problem: str) -> None:
+        if damage is None:
+            raise HistoryError(problem)
+        damage.append(problem)
+
     try:
         with opened(path, ANY_SIZE, path.parent) as file:
             for number, line in enumerate(lines(file), start=1):
-                if line.endswith(b"\n"):
-                    try:
-                        rows.append(_metrics_of_line(line[:-1], f"{path}, line {number}"))
-                    except HistoryError as error:
-                        if damage is None:
-                            raise
-                        damage.append(str(error))
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    row = row_of(parsed(line))
+                except ValueError as error:
+                    report(
+                        f"{path}, line {number} is damaged: {error}; restore the file from a copy, "
+                        "or delete that line, which no run needs to continue"
+                    )
+                else:
+                    yield row
     except FileNotFoundError:
         pass
     except OSError as error:
-        problem = f"{path} cannot be read: {error.strerror or error}"
-        if damage is None:
-            raise HistoryError(problem) from error
-        damage.append(problem)
-    return rows
+        report(f"{path} cannot be read: {error.strerror or error}")
 
 
-def _metrics_of_line(line: bytes, where: str) -> dict[str, float]:
-    """The metrics of one line, null as NaN.
-
-    Raises:
-        HistoryError: It is not a dict of numbers; names `where`.
-    """
-    try:
-        found = parsed(line)
-    except ValueError as error:
-        raise _damaged(where, f"it must be a line of JSON ({error})") from error
+def _numbers(found: object) -> dict[str, float]:
+    """A row of metrics, null as NaN."""
     if not isinstance(found, dict):
-        raise _damaged(where, f"it must be a dict, found {found!r:.60}")
+        raise ValueError(f"it must be a dict, found {found!r:.60}")
     row: dict[str, float] = {}
     for key, value in cast("dict[str, float | None]", found).items():
         if value is None:
@@ -332,54 +312,22 @@ def _metrics_of_line(line: bytes, where: str) -> dict[str, float]:
         elif type(value) in (int, float) and abs(value) <= _LARGEST:
             row[key] = value if abs(value) < 2**63 else float(value)  # NumPy has no larger integer.
         else:
-            raise _damaged(where, f"{key!r:.60} must be a number or null, found {value!r:.60}")
+            raise ValueError(f"{key!r:.60} must be a number or null, found {value!r:.60}")
     return row
-
-
-def _damaged(where: str, problem: str) -> HistoryError:
-    return HistoryError(
-        f"{where} is damaged: {problem}; restore the file from a copy, or delete that line, which "
-        "no run needs to continue"
-    )
-
-
-def num_measured(log_path: Path, name: str) -> int:
-    """Number of generations with lines in a file; the last evaluation counts as one.
-
-    Raises:
-        HistoryError: A line is damaged that is not torn; names it.
-    """
-    path, measured = log_path / name, 0
-    if not path.exists():
-        return 0
-    with opened(path, ANY_SIZE, log_path) as file:
-        for number, line in enumerate(lines(file), start=1):
-            generation = _generation_of(line, GENERATION_KEYS[name])
-            if generation is not None:
-                measured = max(measured, generation + 1)
-            elif line.endswith(b"\n"):
-                raise _damaged(f"{path}, line {number}", "it has no generation")
-    return measured
-
-
-def _generation_of(line: bytes, generation_key: str) -> int | None:
-    """The generation of a line of metrics or rollouts; None if the line is torn or damaged."""
-    try:
-        number = cast("dict[str, object]", parsed(line))[generation_key]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return number if type(number) is int else None
 
 
 def lines_before(path: Path, generation: int) -> Iterator[bytes]:
     """The lines of metrics or rollouts except a torn last one and those from `generation` on."""
+    key = GENERATION_KEYS[path.name]
     with opened(path, ANY_SIZE, path.parent) as file:
-        yield from (line for line in lines(file) if _is_before(line, path.name, generation))
-
-
-def _is_before(line: bytes, name: str, generation: int) -> bool:
-    number = _generation_of(line, GENERATION_KEYS[name])
-    return line.endswith(b"\n") and (number is None or number < generation)
+        for line in lines(file):
+            try:
+                number = cast("dict[str, object]", parsed(line))[key]
+            except (ValueError, KeyError, TypeError):
+                number = None
+            is_later = type(number) is int and number >= generation
+            if line.endswith(b"\n") and not is_later:
+                yield line
 
 
 def cut_lines(path: Path, generation: int) -> None:
@@ -388,22 +336,8 @@ def cut_lines(path: Path, generation: int) -> None:
     Raises:
         RunDirectoryError: The disk refuses.
     """
-    if not path.exists():
-        return
-    size = end = 0
-    is_in_order = True
-    with opened(path, ANY_SIZE, path.parent) as file:
-        for line in lines(file):
-            if _is_before(line, path.name, generation):
-                is_in_order &= end == size
-                end = size + len(line)
-            size += len(line)
-    if not is_in_order:
+    if path.exists() and sum(map(len, lines_before(path, generation))) < path.stat().st_size:
         replace_file(path, lines_before(path, generation))
-    elif end < size:
-        file = LineFile(path)
-        file.truncate(end)
-        file.close()
 
 
 # The training problems.
@@ -532,7 +466,14 @@ class RunLock:
         self._path = directory / LOCK
         text = str(os.getpid()).encode()
         try:
-            self._descriptor = self._locked(directory)
+            self._descriptor = opened_descriptor(self._path, os.O_RDWR | os.O_CREAT, directory)
+            if not _flock(self._descriptor):
+                pid = os.pread(self._descriptor, _MOST_LOCK, 0).decode("ascii", "replace")
+                os.close(self._descriptor)
+                raise RunDirectoryError(
+                    f"log_path {directory} is being written by process {pid or 'unknown'}; wait "
+                    "until that run has ended, or stop it"
+                )
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, text, 0)
         except RunDirectoryError:
@@ -541,21 +482,6 @@ class RunLock:
             with contextlib.suppress(OSError):
                 self._path.unlink()
             raise cannot("write", self._path, error, needed=len(text)) from error
-
-    def _locked(self, directory: Path) -> int:
-        while True:
-            descriptor = opened_descriptor(self._path, os.O_RDWR | os.O_CREAT, directory)
-            if not _flock(descriptor):
-                pid = os.pread(descriptor, _MOST_LOCK, 0).decode("ascii", "replace")
-                os.close(descriptor)
-                raise RunDirectoryError(
-                    f"log_path {directory} is being written by process {pid or 'unknown'}; wait "
-                    "until that run has ended, or stop it"
-                )
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), self._path.stat()):
-                    return descriptor
-            os.close(descriptor)  # Its owner has just deleted it.
 
     def release(self) -> None:
         """Release it; harmless if called twice."""

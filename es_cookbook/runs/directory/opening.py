@@ -99,7 +99,7 @@ def run_state(
             f"many generations, found {num_generations}; to do some of them again: "
             f"{command('rewind', log_path=log_path, generation=num_generations)}"
         )
-    is_complete = done == num_generations and recorded.measured[METRICS] > done
+    is_complete = done == num_generations and recorded.num_measured > done
     rows = rows_before(recorded.metrics, done)
     return RunState("resume", recorded.config_json, history, rows, is_complete)
 
@@ -186,7 +186,7 @@ def with_length(config_json: str, num_generations: int) -> str:
 def refuse_lost_history(
     recorded: Recorded, found: Prefix | None = None, *, or_shorter: bool = False
 ) -> None:
-    """Refuse a run that has metrics or rollouts but no history; damage is ignored.
+    """Refuse a run that has metrics but no history; damage is ignored.
 
     Args:
         recorded: the run.
@@ -203,15 +203,14 @@ def refuse_lost_history(
     history, explained = log_path / HISTORY, 0
     if history.exists():  # Metrics of a generation are written before its line, which may be torn.
         explained = done + 1 + (history.stat().st_size > found.num_bytes)
-    for name, measured in recorded.measured.items():
-        if measured > explained:
-            has = f"holds {plural(done, 'generation')}" if explained else "is missing"
-            again = command("rewind", log_path=log_path, generation=done)
-            shorter = f"; to continue from what it holds: {again}" if done else ""
-            raise HistoryError(
-                f"{history} {has}, but {name} is of {measured}; the history is the checkpoint, so "
-                f"restore it from a copy, or begin again in another log_path{shorter}"
-            )
+    if recorded.num_measured > explained:
+        has = f"holds {plural(done, 'generation')}" if explained else "is missing"
+        again = command("rewind", log_path=log_path, generation=done)
+        shorter = f"; to continue from what it holds: {again}" if done else ""
+        raise HistoryError(
+            f"{history} {has}, but {METRICS} is of {recorded.num_measured}; the history is the "
+            "checkpoint, so restore it from a copy, or begin again in another log_path" + shorter
+        )
 
 
 def _is_unused(recorded: Recorded, names: set[str]) -> bool:

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import RunDirectoryError
-from es_cookbook.common.files import ANY_SIZE, lines, opened, parsed
 from es_cookbook.common.terminal import one_line, plural
 from es_cookbook.evolution.optimizers.base import AUTO
 from es_cookbook.runs.directory.directory import (
@@ -36,11 +35,11 @@ from es_cookbook.runs.directory.directory import (
     check_access,
     is_of_gradients,
     read_metrics,
+    read_rows,
     writer_of,
 )
 from es_cookbook.runs.directory.opening import flattened
 from es_cookbook.runs.history.format import Header, Record
-from es_cookbook.runs.history.store import readable_prefix
 from es_cookbook.runs.tracking.jsonl import MEASURES
 
 State: TypeAlias = Literal["not begun", "running", "interrupted", "complete"]
@@ -100,15 +99,11 @@ class RunFiles:
         self, on_damage: Callable[[str], None] | None = None
     ) -> Iterator[dict[str, object]]:
         """Yields the lines of `rollouts.jsonl`; `on_damage` gets a sentence about skipped lines."""
-        damaged = 0
-        for line in _lines(self.path / ROLLOUTS, on_damage):
-            found = _json(line)
-            if isinstance(found, dict) and type(found.get(GENERATION_KEYS[ROLLOUTS])) is int:
-                yield cast("dict[str, object]", found)
-            else:
-                damaged += 1
-        if damaged and on_damage:
-            on_damage(f"{self.path / ROLLOUTS}: {plural(damaged, 'damaged line')} left out")
+        damage: list[str] = []
+        yield from read_rows(self.path / ROLLOUTS, _rollout, damage)
+        for problem in _shortened(damage, self.path / ROLLOUTS):
+            if on_damage:
+                on_damage(problem)
 
 
 def read_run(log_path: Path) -> RunFiles:
@@ -122,14 +117,11 @@ def read_run(log_path: Path) -> RunFiles:
     if not os.path.isdir(log_path):  # Accepts a name that is too long.
         found = "a file" if os.path.exists(log_path) else "nothing there"
         raise RunDirectoryError(f"log_path {log_path} must be a run directory, found {found}")
-    problems: list[str] = []
-    config = _config(log_path, problems)
-    damage: list[str] = []
+    recorded, damage = Recorded(log_path), list[str]()
+    config, problems = _config(recorded)
     metrics = read_metrics(log_path / METRICS, damage)
-    problems += damage[:1]
-    if damage[1:]:
-        problems.append(f"{log_path / METRICS}: {len(damage) - 1} more damaged lines left out")
-    history = readable_prefix(log_path / HISTORY)
+    problems += _shortened(damage, log_path / METRICS)
+    history = recorded.history
     if history.damage is not None:
         problems.append(str(history.damage))
     header, records = history.header, [*history.records]
@@ -141,11 +133,12 @@ def read_run(log_path: Path) -> RunFiles:
     return RunFiles(log_path, config, metrics, header, records, state, tuple(problems))
 
 
-def _config(log_path: Path, problems: list[str]) -> dict[str, object]:
-    fields, problem = Recorded(log_path).fields
+def _config(recorded: Recorded) -> tuple[dict[str, object], list[str]]:
+    """The Config as plain values, and the problem with it, if any."""
+    log_path, (fields, problem) = recorded.log_path, recorded.fields
     try:
         if not problem:
-            return flattened(fields)
+            return flattened(fields), []
     except ValueError as error:
         problem = f"cannot be read ({error})"
     if not any((log_path / name).is_file() for name in (HISTORY, METRICS)):
@@ -153,8 +146,7 @@ def _config(log_path: Path, problems: list[str]) -> dict[str, object]:
             f"log_path {log_path} is not a run directory: its {CONFIG} {problem}, and it holds no "
             f"{HISTORY} or {METRICS}"
         )
-    problems.append(f"{log_path / CONFIG} {problem}")
-    return {}
+    return {}, [f"{log_path / CONFIG} {problem}"]
 
 
 def _chosen(header: Header | None) -> Mapping[str, object]:
@@ -180,23 +172,18 @@ def _length(config: Mapping[str, object]) -> int:
     return length if type(length) is int else 0
 
 
-def _lines(path: Path, on_damage: Callable[[str], None] | None) -> Iterator[bytes]:
-    """The lines of a file except a torn last one; `on_damage` gets the reason if reading stops."""
-    try:
-        with opened(path, ANY_SIZE, path.parent) as file:
-            yield from (line for line in lines(file) if line.endswith(b"\n"))
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        if on_damage:
-            on_damage(f"{path} cannot be read: {error.strerror or error}")
+def _rollout(found: object) -> dict[str, object]:
+    rollout = cast("dict[str, object]", found) if isinstance(found, dict) else {}
+    if type(rollout.get(GENERATION_KEYS[ROLLOUTS])) is not int:
+        raise ValueError("it has no generation")
+    return rollout
 
 
-def _json(line: bytes) -> object:
-    try:
-        return parsed(line)
-    except ValueError:
-        return None
+def _shortened(damage: Sequence[str], path: Path) -> Sequence[str]:
+    """The first problem with a file, and the number of others."""
+    if len(damage) < 2:
+        return damage
+    return [damage[0], f"{path}: {plural(len(damage) - 1, 'more damaged line')} left out"]
 
 
 def is_of_training(path: str) -> bool:

@@ -163,7 +163,7 @@ def test_what_says_what_the_steps_mean_cannot_change_and_the_rest_is_listed(
         (("generation=-1",), "generation must be 0 to 6, since "),
         (("optimizer.sigmo=1",), "did you mean 'optimizer.sigma'?"),
         (("output={recorded}",), "output must be a new or empty directory, found "),
-        (("log_path={tmp}/none",), "holds no config.json, so it is not a run directory"),
+        (("log_path={tmp}/none",), "is not a run directory: its config.json is missing"),
     ],
 )
 def test_a_mistake_in_a_fork_is_one_sentence_and_leaves_nothing(
@@ -243,7 +243,7 @@ def test_a_rewind_that_cannot_be_is_refused_and_changes_nothing(
         rewinds(run, 9)
     with pytest.raises(ValueError, match="holds 6 generations and no more: there is nothing to"):
         rewinds(run, 6)
-    with pytest.raises(OSError, match=r"none holds no config\.json, so it is not a run directory"):
+    with pytest.raises(OSError, match=r"none is not a run directory"):
         rewinds(tmp_path / "none", 1)
     lock = RunLock(run)
     with pytest.raises(OSError, match="is being written by process"):

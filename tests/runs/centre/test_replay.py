@@ -101,7 +101,7 @@ def test_what_cannot_be_replayed_is_one_sentence(
         open_replay(recorded.path, 7)
     with pytest.raises(HistoryError, match="generation must be 0 or more, found -1"):
         open_replay(recorded.path, -1)
-    with pytest.raises(RunDirectoryError, match=r"holds no config\.json, so it is not"):
+    with pytest.raises(RunDirectoryError, match=r"is not a run directory"):
         open_replay(tmp_path / "nothing")
     (recorded.path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"config\.json: a config must be JSON"):

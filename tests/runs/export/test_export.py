@@ -246,8 +246,8 @@ async def test_mistakes_are_one_sentence(tmp_path: Path, base: Path) -> None:
     for fields, error, sentence in (
         ({"generation": 4}, HistoryError, r"generation must be 0 to 3, since .*found 4"),
         ({"output": str(run)}, ConfigError, "is there already"),
-        ({"log_path": str(tmp_path / "none")}, RunDirectoryError, "holds no config"),
-        ({"log_path": str(base)}, RunDirectoryError, r"config\.json that is no run's"),
+        ({"log_path": str(tmp_path / "none")}, RunDirectoryError, "is not a run directory"),
+        ({"log_path": str(base)}, RunDirectoryError, r"config\.json does not describe a run"),
     ):
         given = {"log_path": str(run), "output": str(tmp_path / "out"), **fields}
         with pytest.raises(error, match=sentence) as raised:
