@@ -26,9 +26,8 @@ import chz
 
 from es_cookbook.common.errors import ConfigError, ESCookbookError, closest, leaves, nearest
 from es_cookbook.common.fields import (
-    CHZ_ERRORS,
+    EntrypointException,
     Field,
-    InvalidBlueprintArg,
     Option,
     OptionError,
     all_paths,
@@ -259,7 +258,7 @@ def built(
         raise OptionError(f"missing {', '.join(missing)}; --help lists all options")
     try:
         return cast(_Config, blueprint.make())
-    except CHZ_ERRORS as error:
+    except EntrypointException as error:
         raise OptionError(" ".join(str(error).split())) from error
     except (ESCookbookError, ValueError, TypeError) as error:  # From a config's own validators.
         part = path_of_failure(error)
@@ -294,7 +293,7 @@ def _described(
         raise
     except ValueError as error:  # From chz, which parses the number of an item.
         raise OptionError(f"items of a list are numbered, as in parts.0: {error}") from error
-    except InvalidBlueprintArg as error:
+    except EntrypointException as error:
         found = _UNFIT.match(str(error))
         if found is None or (path := found[1]) not in given:
             raise OptionError(" ".join(str(error).split())) from error

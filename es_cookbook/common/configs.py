@@ -20,8 +20,8 @@ from typing import TypeVar, cast
 import chz
 
 from es_cookbook.common.errors import ConfigError, nearest, other_format
-from es_cookbook.common.fields import ANYTHING, NOT_RECORDED, arms, fits, may_be_called, type_name
-from es_cookbook.common.files import LARGEST_CONFIG, in_whole_characters, read_file
+from es_cookbook.common.fields import NOT_RECORDED, fits, may_be_called, type_name
+from es_cookbook.common.files import LARGEST_CONFIG, read_file, strict_json
 from es_cookbook.common.registry import Registered, parts_of
 from es_cookbook.common.terminal import is_utf8, printable
 from es_cookbook.common.trust import (
@@ -171,21 +171,15 @@ def text_of(path: Path) -> str:
     Raises:
         ConfigError: It cannot be read; names it.
     """
-    try:
+    with _at(path):
         return read_file(path, LARGEST_CONFIG, path.parent).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} must be JSON in UTF-8: {error}") from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def _parsed(text: str) -> object:
     try:
-        plain = in_whole_characters(text, json.loads(text))
-    except RecursionError as error:
-        raise ConfigError("a config must be JSON that is not nested so deeply") from error
-    except ValueError as error:  # A mistake in JSON, or an integer of thousands of digits.
-        raise ConfigError(f"a config must be JSON, found a mistake at {error}") from error
+        plain = strict_json(text, halves=False)
+    except ValueError as error:
+        raise ConfigError(f"a config must be JSON; this {error}") from error
     if isinstance(plain, dict):
         version = cast("dict[str, object]", plain).pop(FORMAT, FORMAT_VERSION)
         if version != FORMAT_VERSION:
@@ -268,7 +262,7 @@ class _Reader:
                 items = cast("list[object]", plain)
                 return [self._value(x, f"{where}[{i}]", declared) for i, x in enumerate(items)]
             case {"$class": str(text), **fields}:
-                return self._object(text, cast("dict[str, object]", fields), where, declared)
+                return self._object(text, cast("dict[str, object]", fields), where)
             case {"$partial": str(text), "args": list(args), "keywords": dict(keywords)}:
                 bound = cast("list[object]", self._value(args, where, object))
                 named = cast("dict[str, object]", self._value(keywords, where, object))
@@ -300,15 +294,10 @@ class _Reader:
             case _:
                 return plain
 
-    def _object(
-        self, text: str, plain_fields: Mapping[str, object], where: str, declared: object
-    ) -> object:
+    def _object(self, text: str, plain_fields: Mapping[str, object], where: str) -> object:
         config_class = self._resolved(text, where)
         if not (isinstance(config_class, type) and chz.is_chz(config_class)):
             raise ConfigError(f"{where}: {text} is not a chz class")
-        kinds = [arm for arm in arms(declared) if isinstance(arm, type)]
-        if not any(kind in ANYTHING or issubclass(config_class, kind) for kind in kinds):
-            raise ConfigError(f"{where} must be {type_name(declared)}, found an object of {text}")
         known = chz.chz_fields(config_class)
         values: dict[str, object] = {}
         for name, plain in plain_fields.items():
@@ -328,18 +317,15 @@ class _Reader:
                 f"{where}: a class or a function itself may stand only where the type asks for "
                 f"one, and it is {type_name(declared)}"
             )
-        self._check_function(text, where)
         found = self._resolved(text, where)
-        # A package that is trusted may have imported something of es_cookbook.
-        self._check_function(f"{found.__module__}:{found.__qualname__}", where)
-        return found
-
-    def _check_function(self, text: str, where: str) -> None:
-        if is_own(text) and text not in self.trust and text not in FUNCTIONS.values():
+        # Its real name: a trusted package may have imported something of es_cookbook.
+        name = f"{found.__module__}:{found.__qualname__}"
+        if is_own(name) and name not in self.trust and name not in FUNCTIONS.values():
             raise ConfigError(
                 f"{where}: {text!r:.200} is es_cookbook's own; a config from a file names "
                 "functions, and classes themselves, of the packages and scripts in trust= alone"
             )
+        return found
 
     def _resolved(self, text: str, where: str) -> Callable[..., object]:
         """The object of a name; the user has installed, and so trusts, what is registered."""
@@ -350,9 +336,9 @@ class _Reader:
 
 @contextlib.contextmanager
 def _at(where: object) -> Generator[None]:
-    """Inside, errors in a value become a `ConfigError` that says where it is."""
+    """Inside, errors in a value or a file become a `ConfigError` that says where it is."""
     try:
         yield
-    except (TypeError, ValueError, ArithmeticError) as error:
-        said = printable(" ".join(str(error).split()))[:_LONGEST_LINE]
-        raise ConfigError(f"{where}: {said}") from error
+    except (TypeError, ValueError, ArithmeticError, OSError) as error:
+        said = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ConfigError(f"{where}: {printable(said)[:_LONGEST_LINE]}") from error

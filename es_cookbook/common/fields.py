@@ -30,13 +30,8 @@ from typing import Any, cast
 
 import chz
 import chz.factories
-from chz.blueprint import (
-    ConstructionException,
-    ExtraneousBlueprintArg,
-    InvalidBlueprintArg,
-    MissingBlueprintArg,
-)
 from chz.blueprint._blueprint import SpecialArg
+from chz.blueprint._entrypoint import EntrypointException
 from chz.field import Field
 from chz.tiepin import CastError, is_subtype_instance, type_repr
 from chz.util import MISSING
@@ -46,16 +41,8 @@ from es_cookbook.common.files import LARGEST_CONFIG, read_file
 
 # pyright: reportPrivateUsage=false
 
-__all__ = ["CHZ_ERRORS", "MISSING", "CastError", "InvalidBlueprintArg"]
+__all__ = ["CastError", "EntrypointException"]
 
-CHZ_ERRORS = (
-    ConstructionException,
-    ExtraneousBlueprintArg,
-    InvalidBlueprintArg,
-    MissingBlueprintArg,
-)
-"""Errors that chz raises about options."""
-ANYTHING: tuple[object, ...] = (object, Any)
 NOT_RECORDED = "not_recorded_while_none"
 """Metadata of a field that a config file lacks while it is None."""
 _CONTAINERS = (typing.Union, UnionType, tuple, list, dict, collections.abc.Mapping)
@@ -190,37 +177,32 @@ def type_name(of_type: object) -> str:
 
 
 def fits(value: object, declared: object) -> bool:
-    """Whether a value from a file is of a type, as chz checks it; True is not a number.
+    """Whether a value from a file is of a type, as chz checks it.
 
-    >>> fits((1, 2), tuple[int, ...]), fits(1, float | None), fits(True, int)
+    >>> fits((1, 2), tuple[int, ...]), fits(1, float | None), fits("1", int)
     (True, True, False)
     """
-    if isinstance(value, bool):
-        return any(
-            arm in (bool, *ANYTHING) or any(value is literal for literal in typing.get_args(arm))
-            for arm in arms(declared)
-        )
-    if callable(value) and any(map(_is_called, arms(declared))):
+    if callable(value) and any(_origin(arm) is collections.abc.Callable for arm in _arms(declared)):
         return True  # chz takes no function that returns a union.
     return is_subtype_instance(value, cast(Any, declared))
 
 
 def may_be_called(declared: object) -> bool:
     """Whether a class or a function itself is a value, and not only an object; not for `Any`."""
-    return any(_is_called(arm) or (typing.get_origin(arm) or arm) is type for arm in arms(declared))
+    return any(_origin(arm) in (collections.abc.Callable, type) for arm in _arms(declared))
 
 
-def _is_called(arm: object) -> bool:
-    return (typing.get_origin(arm) or arm) is collections.abc.Callable
-
-
-def arms(declared: object) -> Iterator[object]:
+def _arms(declared: object) -> Iterator[object]:
     """The types of accepted values: members of unions, and items of containers."""
-    if (typing.get_origin(declared) or declared) in _CONTAINERS:
+    if _origin(declared) in _CONTAINERS:
         for inner in typing.get_args(declared) or (object,):
-            yield from arms(inner)
+            yield from _arms(inner)
     else:
-        yield NoneType if declared is None else declared
+        yield declared
+
+
+def _origin(declared: object) -> Any:  # noqa: ANN401
+    return typing.get_origin(declared) or declared
 
 
 def _doc_of(config_class: type | None, name: str) -> str:

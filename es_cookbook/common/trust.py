@@ -63,12 +63,10 @@ def reference(thing: Callable[..., object]) -> str:
     Raises:
         ConfigError: A lambda, a local or anything else that importing does not give back.
     """
-    module = str(getattr(thing, "__module__", None))
-    if module in _MAIN:
-        module = _module_that_was_run() or "__main__"
-    text = f"{module}:{getattr(thing, '__qualname__', None)}"
+    module = getattr(thing, "__module__", None)
+    text = _with_real_module(f"{module}:{getattr(thing, '__qualname__', None)}")
     try:
-        found = resolve(text, trust=[module])
+        found = resolve(text, trust=[str(module)])
     except ConfigError:
         found = None
     if found is not thing:
@@ -93,28 +91,24 @@ def resolve(text: str, trust: Collection[str] = ()) -> Callable[..., object]:
             function of that name is defined in it; names the nearest.
     """
     module_name, _, qualname = text.partition(":")
-    is_main = module_name in (*_MAIN, _module_that_was_run())
-    pieces = qualname.split(".") if is_main else [*module_name.split("."), *qualname.split(".")]
-    if len(text) > _LONGEST or not all(map(_IDENTIFIER.fullmatch, pieces)):
+    own = (*_MAIN, _module_that_was_run())
+    names = qualname if module_name in _MAIN else f"{module_name}.{qualname}"
+    if len(text) > _LONGEST or not all(map(_IDENTIFIER.fullmatch, names.split("."))):
         raise ConfigError(
             "a class or function is written as module:name, in letters of ASCII, digits and single "
             f"underscores, found {text!r:.200}"
         )
-    packages = (_OWN, *trust)
-    if not is_main:
-        _check_trusted(module_name, packages, text)
+    packages = (_OWN, *trust, *filter(None, own))
+    _check_trusted(module_name, packages, text)
     try:
-        module = importlib.import_module("__main__" if is_main else module_name)
+        module = importlib.import_module("__main__" if module_name in own else module_name)
     except Exception as error:  # Any error of the module's own code.
-        said = " ".join(str(error).split()) or type(error).__name__
         hint = ""
         if isinstance(error, ModuleNotFoundError) and error.name == module_name:
             hint = f"; if it is a script, trust it by its path: trust=.../{module_name}{_SCRIPT}"
-        raise ConfigError(f"{text} cannot be imported: {said}{hint}") from error
+        raise ConfigError(f"{text} cannot be imported: {_said(error)}{hint}") from error
     found = _defined(module, qualname, text)
-    home = found.__module__
-    if not (is_main and home in _MAIN):
-        _check_trusted(home, packages, text)
+    _check_trusted(found.__module__, packages, text)
     return found
 
 
@@ -125,12 +119,13 @@ def load(text: str) -> Callable[..., object]:
         ConfigError: It cannot be imported, or is not there; names the distribution. Or its name is
             registered twice, or for another version of the interface (`registry.part`).
     """
-    for found in parts_of(text)[:1]:
-        part(found.group, found.name)
+    registered = parts_of(text)[:1]
+    for each in registered:
+        part(each.group, each.name)
     try:
         return resolve(text, trust=[text.partition(":")[0]])
     except ConfigError as error:
-        whose = "".join(f" (of {found})" for found in parts_of(text)[:1])
+        whose = "".join(f" (of {each})" for each in registered)
         raise ConfigError(f"{error}{whose}") from error
 
 
@@ -147,15 +142,14 @@ def source_of(text: str) -> Path | None:
 
 def is_own(text: str) -> bool:
     """Whether a "module:qualname" is of es_cookbook itself, also as the program that was run."""
-    return _belongs_to(of_program(text).partition(":")[0], (_OWN,))
+    return _belongs_to(_with_real_module(text).partition(":")[0], (_OWN,))
 
 
-def of_program(text: str) -> str:
-    """A "module:qualname" in which the module that was run has its real name."""
+def _with_real_module(text: str) -> str:
+    """A "module:qualname" in which the module that was run has its real name, if it has one."""
     module_name, colon, qualname = text.partition(":")
-    if module_name in _MAIN and (run := _module_that_was_run()) is not None:
-        return f"{run}{colon}{qualname}"
-    return text
+    real_name = _module_that_was_run() if module_name in _MAIN else None
+    return f"{real_name or module_name}{colon}{qualname}"
 
 
 def references_in(plain: object) -> set[str]:
@@ -213,28 +207,28 @@ def _loaded(path: Path) -> str:
         raise ConfigError(f"{path}: a script that is imported is named like a Python module")
     if not path.is_file():
         raise ConfigError(f"there is no script {path}")
-    if name == _module_that_was_run() or _loaded_scripts.get(name) == here:
+    if name == _module_that_was_run():
         return name
-    if name in sys.modules or name in sys.stdlib_module_names:
+    if (folder := str(here.parent)) not in sys.path:
+        sys.path.append(folder)  # A script may import its neighbours.
+    spec = importlib.util.find_spec(name)
+    if spec is None or Path(str(spec.origin)).resolve() != here:
         raise ConfigError(
             f"{path}: another module is called {name}, and it cannot be both; give the "
             "script, and its classes in config.json, another name"
         )
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    if (folder := str(here.parent)) not in sys.path:
-        sys.path.append(folder)  # A script may import its neighbours.
-    sys.modules[name], _loaded_scripts[name], _is_importing = module, here, True
+    _loaded_scripts[name], _is_importing = here, True
     try:
-        spec.loader.exec_module(module)
+        importlib.import_module(name)
     except Exception as error:  # Any error of the script's own code.
-        del sys.modules[name], _loaded_scripts[name]
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"{path} cannot be imported: {said}") from error
+        raise ConfigError(f"{path} cannot be imported: {_said(error)}") from error
     finally:
         _is_importing = False
     return name
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def refuse_while_imported() -> None:

@@ -127,7 +127,7 @@ MOVED = {"": "model_name={model}", "fork": ""}
 NO_RUN = {"": "is not a run directory: its config.json "}
 LOST = {"": "history.jsonl is missing, but metrics.jsonl"}
 DAMAGED = {"": "line 4 is damaged"}
-UNREADABLE = {"": "config.json", "resume": "found a mistake at"}
+UNREADABLE = {"": "config.json", "resume": "must be JSON; this is not JSON"}
 KINDS = {
     "no generation recorded yet": Kind(
         changed(cut("history.jsonl", 1), cut("metrics.jsonl", 1), cut("rollouts.jsonl", 4)),

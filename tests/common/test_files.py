@@ -143,7 +143,7 @@ def test_values_are_counted_outside_strings() -> None:
     for text in (b"[" * 11, b"[" + b"1," * 11, b'{"a":' * 3, b'["",[],[],[],[],[]]'):
         with pytest.raises(ValueError, match="it holds more than 10 values"):
             check_values(text, 10)
-    assert num_values(b'""' * 30, 10) == 11
+    assert num_values(b'""' * 40, 10) == 11
 
 
 def test_values_are_counted_without_copying_the_text() -> None:
@@ -162,10 +162,10 @@ def test_values_are_counted_without_copying_the_text() -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("[1, ", "is no JSON: Expecting value at character 4"),
-        ('{"a": NaN}', "is damaged: NaN is no JSON"),
-        ("[-Infinity]", "is damaged: -Infinity is no JSON"),
-        ("[-1e999]", "has a number that is too large"),
+        ("[1, ", "is not JSON: Expecting value at character 4"),
+        ('{"a": NaN}', "has a number that is not finite: NaN"),
+        ("[-Infinity]", "has a number that is not finite: -Infinity"),
+        ("[-1e999]", "has a number that is not finite: -1e999"),
         ('[{"a": 1, "b": 2, "b": 2}]', "has the key 'b' twice"),
         ("[" * 100_000, "is nested too deeply"),
         ('["\\ud83d"]', "holds '\\ud83d', which is half a character"),

@@ -35,25 +35,18 @@ def test_a_class_that_fits_the_field_is_taken() -> None:
     assert read("optimizer", es).optimizer == read("anything", es).anything == ES()
 
 
-HUB = "es_cookbook.plugins.hub.background_push"
-EXPORT = "es_cookbook.cli.export:ExportConfig"
+HUB = {"$class": "es_cookbook.plugins.hub.background_push:HubPush", "repo_id": "me/run"}
+EXPORT = {"$class": "es_cookbook.cli.export:ExportConfig", "log_path": "run", "output": "out"}
+LOAD = "es_cookbook.common.configs:load_fields"
 
 
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        (
-            "optimizer",
-            {"$class": "es_cookbook.plugins.hub.background_push:HubPush"},
-            "must be OptimizerBuilder | ",
-        ),
-        (
-            "trackers",
-            {"$tuple": [{"$class": "es_cookbook.cli.export:ExportConfig"}]},
-            "must be tuple[Tracke",
-        ),
-        ("reward", {"$import": "es_cookbook.rl.data.rows:write_rows"}, "es_cookbook's own;"),
-        ("anything", {"$import": "es_cookbook.common.cli:run_cli"}, "only where the type asks"),
+        ("optimizer", HUB, "must be OptimizerBuilder | "),
+        ("trackers", {"$tuple": [EXPORT]}, "must be tuple[Tracke"),
+        ("reward", {"$import": LOAD}, "es_cookbook's own;"),
+        ("anything", {"$import": LOAD}, "only where the type asks"),
         ("anything", {"$class": "es_cookbook.runs.program:run"}, "is not a chz class"),
     ],
 )

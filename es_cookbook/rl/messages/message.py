@@ -168,7 +168,7 @@ def parse_tool_calls(text: str, form: Form) -> Parsed:
     >>> parse_tool_calls('{"name": "add", "parameters": {"a": 1}}', "llama").calls
     (ToolCall(name='add', arguments={'a': 1}),)
     >>> parse_tool_calls("<tool_call>add(1)</tool_call>", "hermes").problems
-    ('a tool call is no JSON: Expecting value at character 0',)
+    ('a tool call is not JSON: Expecting value at character 0',)
     """
     calls: list[ToolCall] = []
     problems: list[str] = []

@@ -456,7 +456,7 @@ async def test_a_wrong_key_model_or_path_and_a_large_body() -> None:
         assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
     headers = {"Authorization": f"Bearer {KEY}"}
     reply = await bare.post("http://es/v1/completions", headers=headers, content=b"{")
-    assert (reply.status_code, "is no JSON" in reply.json()["error"]["message"]) == (400, True)
+    assert (reply.status_code, "is not JSON" in reply.json()["error"]["message"]) == (400, True)
 
 
 async def test_the_responses_api_is_answered_as_chats_are() -> None:

@@ -80,7 +80,7 @@ async def test_a_task_with_a_tool_goes_on_from_the_tokens_that_were_sampled(tmp_
 async def test_a_call_that_cannot_be_read_is_told_to_the_model(tmp_path: Path) -> None:
     broken = "<tool_call>add(20, 22)</tool_call>"
     accuracy, script, _ = await evaluated([broken, CALL, "42"], "with_tool", tmp_path)
-    assert "is no JSON" in str(TOKENIZER.decode(script.seen[1].tokens_T))
+    assert "is not JSON" in str(TOKENIZER.decode(script.seen[1].tokens_T))
     assert accuracy == 1.0
 
 

@@ -157,7 +157,7 @@ async def test_what_goes_wrong_with_a_call_is_told_to_the_model_and_counted() ->
     assert "Error executing tool price" in said[1]
     assert "Error executing tool buy" in said[2] and "item" in said[2]
     assert "error: unknown tool 'sell'" in said[3]
-    assert "error: a tool call is no JSON" in said[4]
+    assert "error: a tool call is not JSON" in said[4]
     assert said[5].count("\n2<|im_end|>") + said[5].count("\n2\n") == 1
     metrics = last_metrics(trajectory)
     assert metrics["tool_calls"] == 4.0 and metrics["tool_errors"] == 3.0

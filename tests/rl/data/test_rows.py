@@ -180,6 +180,6 @@ def test_tools_may_be_json_and_nulls_of_parquet_are_left_out() -> None:
     (tool,) = tools_of(Row("row 1", {"tools": json.dumps([described])}))
     function = {"name": "look", "parameters": {"properties": {}}, "description": ""}
     assert tool.schema == {"type": "function", "function": function}
-    for wrong, what in (("[", "field 'tools' is no JSON"), ("7", r"tools\[0\] must be an object")):
+    for wrong, what in (("[", "field 'tools' is not JSON"), ("7", r"tools\[0\] must be an object")):
         with pytest.raises(DataError, match=f"^row 1: {what}"):
             tools_of(Row("row 1", {"tools": wrong}))

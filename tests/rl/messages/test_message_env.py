@@ -120,7 +120,7 @@ async def test_calls_that_cannot_be_read_or_fail_are_told_to_the_model_and_count
     calls = "<tool_call>add</tool_call>", '<tool_call>{"name": "sub"}</tool_call>'
     trajectory = await rollout(Sum(chat), calls[0], f"{calls[0]}{calls[1]}", "4")
     added = [str(TOKENIZER.decode(new_T)) for _, new_T in trajectory.seen]
-    assert "error: a tool call is no JSON: Expecting value at character 0" in added[1]
+    assert "error: a tool call is not JSON: Expecting value at character 0" in added[1]
     assert "error: there is no tool 'sub'; there are: add" in added[2]
     metrics = trajectory.transitions[-1].metrics
     assert metrics["malformed_calls"] == 2.0

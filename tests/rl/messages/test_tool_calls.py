@@ -102,12 +102,12 @@ def test_calls_are_taken_out_of_the_text(text: str, form: Form, parsed: Parsed) 
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ("add(1, 2)", "is no JSON: Expecting value at character 0"),
+        ("add(1, 2)", "is not JSON: Expecting value at character 0"),
         ("[1]", "must be a JSON object"),
         ('{"arguments": {}}', 'has no "name", which must be the name of a tool'),
         ('{"name": "add", "arguments": [1]}', 'must have a JSON object as "arguments"'),
-        ('{"name": "add", "arguments": {"a": NaN}}', "is damaged: NaN is no JSON"),
-        ("[" * 15_000, "is no JSON" if sys.version_info >= (3, 14) else "is nested too deeply"),
+        ('{"name": "add", "arguments": {"a": NaN}}', "has a number that is not finite: NaN"),
+        ("[" * 15_000, "is not JSON" if sys.version_info >= (3, 14) else "is nested too deeply"),
         ('{"name": "add", "id": 3}', 'may have "name" and "arguments" alone, found "id" as well'),
         ("x" * 30_000, "has 30000 characters; at most 20000 are read"),
     ],
@@ -138,7 +138,7 @@ def test_a_call_that_is_not_closed_is_told() -> None:
     assert parsed == Parsed(f"<tool_call>{JSON}", (), (problem,))
     damaged = parse_tool_calls(f"{LLAMA}; {LLAMA[:-1]}", "llama")
     assert damaged.calls == (ADD,)
-    assert damaged.problems[0].startswith("a tool call is no JSON: Expecting ',' delimiter")
+    assert damaged.problems[0].startswith("a tool call is not JSON: Expecting ',' delimiter")
 
 
 @pytest.mark.parametrize("form", get_args(Form))

@@ -117,7 +117,7 @@ def test_a_damaged_call_takes_none_beside_it_and_is_told() -> None:
     made = tokenizer(CHATML, AS_JSON)
     found = read(made, f"{HERMES}<tool_call>{{oops}}</tool_call>")
     assert found.calls == (ADD,) and found.content == "<tool_call>{oops}</tool_call>"
-    assert found.problems[0].startswith("a tool call is no JSON")
+    assert found.problems[0].startswith("a tool call is not JSON")
     strict = response(
         {"open": "<call>", "close": "</call>", "content": "json", "transform": "{content}"}
     )
