@@ -34,7 +34,7 @@ import numpy as np
 from benchmarks.harness import Row, interleaved, ratios, report, row, table
 from benchmarks.history import centre_of, in_fresh_process, own_bytes
 from es_cookbook.checkpoints.models import load_architecture, parameter_infos
-from es_cookbook.common.cli import changed
+from es_cookbook.common.cli import built
 from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step
@@ -81,7 +81,7 @@ class Driven:
 
 def drive(name: str, num_generations: int = GENERATIONS) -> Driven:
     """Ask and tell for so many generations, unless it takes too long."""
-    recommended = changed(CLIConfig(), {"optimizer": name}).optimizer
+    recommended = built(CLIConfig(), {"optimizer": name}).optimizer
     builder = chz.replace(recommended, population_size=GENOMES)
     space = space_of(name)(parameter_infos(load_architecture(str(BUNDLED_MODEL))))
     optimizer = builder(run_seed=0, num_generations=num_generations, space=space)

@@ -23,7 +23,7 @@ from es_cookbook.cli.options import recipe_config
 from es_cookbook.cli.resume import Resume
 from es_cookbook.cli.train import TrainConfig, built_for, config_class_of
 from es_cookbook.common.cli import (
-    changed,
+    built,
     run_cli,
     run_with_fields,
     split_options,
@@ -268,10 +268,8 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "compare": fields_of(runs, Compare, "recipe=countdown", "optimizers=es,momentum"),
     "compare-gradients": fields_of(contestants, CompareGradients),
     "sweep": fields_of(make_trials, Sweep),
-    "resume": fields_of(lambda _, fields: changed(CLIConfig(), fields), Resume, "log_path=x"),
-    "fork": fields_of(
-        lambda _, fields: changed(CLIConfig(), fields), Fork, "log_path=x", "output=y"
-    ),
+    "resume": fields_of(lambda _, fields: built(CLIConfig(), fields), Resume, "log_path=x"),
+    "fork": fields_of(lambda _, fields: built(CLIConfig(), fields), Fork, "log_path=x", "output=y"),
     "sigma": fields_of(lambda own, fields: built_for(own.recipe, fields), Sigma),
     "evaluate": parse_evaluate,
     "reconsider": lambda options: parse_evaluate(options, ReconsiderConfig),

@@ -14,7 +14,7 @@ from pathlib import Path
 import chz
 
 from es_cookbook.cli.options import Recorded
-from es_cookbook.common.cli import changed, run_with_fields
+from es_cookbook.common.cli import built, run_with_fields
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.runs.config import MAY_DIFFER, Config, config_of_kind
 from es_cookbook.runs.directory.directory import check_is_run, locked
@@ -31,7 +31,7 @@ def main(resume: Resume, fields: dict[str, str]) -> None:
     log_path = Path(resume.log_path)
     check_is_run(log_path)
     with locked(log_path) as recorded:
-        config = changed(config_of_kind(Config, recorded, resume.trust, fields), fields)
+        config = built(config_of_kind(Config, recorded, resume.trust, fields), fields)
         config = chz.replace(config, log_path=resume.log_path, behavior_if_log_dir_exists="resume")
         train_and_tell(config, began=BEGAN, recorded=recorded)
 

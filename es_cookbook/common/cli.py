@@ -31,8 +31,6 @@ from es_cookbook.common.fields import (
     Option,
     OptionError,
     all_paths,
-    class_of,
-    is_required,
     options_in,
     options_of,
     path_of_failure,
@@ -49,7 +47,7 @@ from es_cookbook.common.terminal import (
     screen,
     until_stdout_closes,
 )
-from es_cookbook.common.trust import load, refuse_while_imported
+from es_cookbook.common.trust import refuse_while_imported
 
 _Config = TypeVar("_Config")
 _HELP = ("--help", "-h")
@@ -74,30 +72,24 @@ def run_cli(
     Raises:
         SystemExit: With the exit code, unless all went well.
     """
-    _run(lambda config, _: main(config), config, argv, more_help, splits=False)
+    run_with_fields(lambda whole, _: main(whole), config, more_help, argv, splits=False)
 
 
 def run_with_fields(
     main: Callable[[_Config, dict[str, str]], object],
-    config_class: type[_Config],
-    more_help: str,
+    config: type[_Config] | _Config,
+    more_help: str = "",
     argv: Sequence[str] | None = None,
+    *,
+    splits: bool = True,
 ) -> None:
     """`run_cli` for a command that also takes options of a run's Config; `main` gets them as typed.
+
+    `splits`: whether it takes them.
 
     Raises:
         SystemExit: With the exit code, unless all went well.
     """
-    _run(main, config_class, argv, more_help, splits=True)
-
-
-def _run(
-    main: Callable[[_Config, dict[str, str]], object],
-    config: type[_Config] | _Config,
-    argv: Sequence[str] | None,
-    more_help: str,
-    splits: bool,
-) -> None:
     with mistakes_exit():
         words = arguments(argv)
         given, fields = typed_options(words, config), dict[str, str]()
@@ -108,10 +100,7 @@ def _run(
                 print(help_page(config, given, everything="all" in words) + more_help)
                 return
             with sigterm_interrupts():
-                if isinstance(config, type):
-                    whole = built(cast("type[_Config]", config), given)
-                else:
-                    whole = changed(config, given)
+                whole = built(config, given)
             main(whole, fields)
 
 
@@ -133,20 +122,15 @@ def mistakes_exit() -> Generator[None]:
         yield
     except BaseException as error:
         errors = list(leaves(error))
-        for each in errors:
-            if isinstance(each, KeyboardInterrupt):
-                _say_last(str(each) or "interrupted")
-                if interrupted.is_set():
-                    leave(INTERRUPTED)
-                raise SystemExit(INTERRUPTED) from None
-        if all(isinstance(each, ESCookbookError) for each in errors):
-            _say_last(str(errors[0]))
-            raise SystemExit(2 if isinstance(errors[0], OptionError) else 1) from None
-        raise
-
-
-def _say_last(sentence: str) -> None:
-    print(printable(sentence), file=screen())  # A thread may have redirected stderr.
+        stops = [each for each in errors if isinstance(each, KeyboardInterrupt)]
+        if not stops and not all(isinstance(each, ESCookbookError) for each in errors):
+            raise
+        said = str((stops or errors)[0]) or "interrupted"
+        print(printable(said), file=screen())  # A thread may have redirected stderr.
+        if interrupted.is_set() and stops:
+            leave(INTERRUPTED)
+        code = 2 if isinstance(errors[0], OptionError) else 1
+        raise SystemExit(INTERRUPTED if stops else code) from None
 
 
 def arguments(argv: Sequence[str] | None = None) -> list[str]:
@@ -169,13 +153,13 @@ def arguments(argv: Sequence[str] | None = None) -> list[str]:
 def _joined(words: Sequence[str]) -> list[str]:
     """Read `--name value`, which other programs take, as `name=value`."""
     found: list[str] = []
-    left = list(reversed(words))
-    while left:
-        word = left.pop()
-        is_value = bool(left) and not re.match(r"--[A-Za-z]|[A-Za-z_][\w.]*=", left[-1])
-        if re.fullmatch(r"--[A-Za-z][\w.-]*", word) and word not in _HELP and is_value:
-            word = f"{word.removeprefix('--').replace('-', '_')}={left.pop()}"
-        found.append(word)
+    for word in words:
+        name = found[-1] if found and found[-1] not in _HELP else ""
+        is_value = not re.match(r"--[A-Za-z]|[A-Za-z_][\w.]*=", word)
+        if is_value and re.fullmatch(r"--[A-Za-z][\w.-]*", name):
+            found[-1] = f"{name.removeprefix('--').replace('-', '_')}={word}"
+        else:
+            found.append(word)
     return found
 
 
@@ -188,33 +172,34 @@ def typed_options(words: Sequence[str], config: object) -> dict[str, str]:
     skipped = (*_HELP, "all") if any(word in _HELP for word in words) else ()
     unnamed = _unnamed_field(config)
     given: dict[str, str] = {}
-    paths: list[str] = []
-    num_bare = 0
+    bare: list[str] = []
+    values: list[str] = []
     for word in words:
-        name, equals, value = word.partition("=")
+        name, equals, value = word.lstrip("-").partition("=")
         if word in skipped:
             continue
         if unnamed and ("/" in name or not (equals or word.startswith("-"))):
-            paths.append(word)  # Directories may have a "=" in their names, options no slash.
-            num_bare += 1
+            bare.append(word)  # Directories may have a "=" in their names, options no slash.
+            values.append(word)
         elif not equals:
             raise OptionError(f"an option is written name=value, found {word!r}; --help lists them")
-        elif unnamed and name.lstrip("-") == unnamed.logical_name:
-            paths.append(value)
+        elif unnamed and name == unnamed.logical_name:
+            values.append(value)
         else:
-            given[name.lstrip("-")] = value
-    if unnamed and paths:
-        name = unnamed.logical_name
-        if num_bare > 1 and not _holds_several(unnamed):
-            raise OptionError(f"{name} is one path here, found {' and '.join(paths)}")
-        given[name] = ",".join(paths) if _holds_several(unnamed) else paths[-1]
+            given[name] = value
+    if unnamed and values:
+        several = _holds_several(unnamed)
+        if len(bare) > 1 and not several:
+            found = " and ".join(values)
+            raise OptionError(f"{unnamed.logical_name} is one path here, found {found}")
+        given[unnamed.logical_name] = ",".join(values) if several else values[-1]
     return given
 
 
 def split_options(
     given: Mapping[str, str], config: object
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Split options into those of a config and others, for `changed`.
+    """Split options into those of a config and others, for `built`.
 
     If a field is a string, as `second: str`, then `second.seed` is not an option of this config.
     """
@@ -228,30 +213,21 @@ def split_options(
     return own, others
 
 
-def changed(config: _Config, given: Mapping[str, str]) -> _Config:
-    """A config with some options changed, as typed; only inside `run_cli`.
-
-    A part keeps its class unless the class changes; a new class has its own defaults.
-    """
-    return built(type(config), given, config)
-
-
-def built(
-    config_class: type[_Config], given: Mapping[str, str], config: _Config | None = None
-) -> _Config:
+def built(config: type[_Config] | _Config, given: Mapping[str, str]) -> _Config:
     """Build a config from options as typed; only inside `run_cli`.
 
-    Options that are not given have the values of `config`, or the class's defaults.
+    Options that are not given have the defaults of the class, or the values of `config`. A part of
+    it keeps its class unless the class changes; a new class has its own defaults.
 
     Raises:
         OptionError: An option is unknown, is missing, or has a value that its field cannot have.
         ConfigError: A class refuses the values of its fields.
     """
-    given = _whole(config_class, given)
-    blueprint, options = _described(config_class, given, config)
+    given = _whole(config, given)
+    blueprint, options = _described(config, given)
     for path in given:
         if path not in options and "..." not in path:
-            hint = _hint(path, options, [*all_paths(blueprint), *_left_out(options)])
+            hint = _hint(path, options, all_paths(blueprint))
             raise OptionError(f"unknown option {path!r}{hint} --help all lists all")
     missing = [f"{path}=..." for path, option in options.items() if option.value is None]
     if missing and not any("..." in path for path in given):
@@ -268,21 +244,20 @@ def built(
         raise kind(sentence) from error
 
 
-def _whole(config_class: type, given: Mapping[str, str]) -> Mapping[str, str]:
-    whole = getattr(config_class, "whole_options", None)
-    return whole(given) if whole else given
+def _whole(config: object, given: Mapping[str, str]) -> Mapping[str, str]:
+    return getattr(config, "whole_options", dict)(given)
 
 
 def _described(
-    config_class: type, given: Mapping[str, str], config: object | None
+    config: object, given: Mapping[str, str]
 ) -> "tuple[chz.Blueprint[object], Mapping[str, Option]]":
     """The blueprint from which chz builds a config, and its options.
 
     Raises:
         OptionError: A field cannot have the value that is given.
     """
-    blueprint = chz.Blueprint[object](config_class)
-    if config is not None:
+    blueprint = chz.Blueprint[object](config if isinstance(config, type) else type(config))
+    if not isinstance(config, type):
         values: dict[str, object] = chz.beta_to_blueprint_values(config)
         blueprint.apply({path: v for path, v in values.items() if _stays(path, v, given)})
     typed = {path: chz.Castable(text) for path, text in given.items()}
@@ -298,7 +273,7 @@ def _described(
         if found is None or (path := found[1]) not in given:
             raise OptionError(" ".join(str(error).split())) from error
         others = {name: text for name, text in given.items() if name != path}
-        option = _described(config_class, others, config)[1][path]
+        option = _described(config, others)[1][path]
         if option.names:
             accepted = found[2]
         elif option.choices:
@@ -313,17 +288,8 @@ def _described(
         if any(other.startswith(f"{path}.") for other in given)
     }
     if chosen:  # An optional part with a given field.
-        return _described(config_class, {**given, **chosen}, config)
+        return _described(config, {**given, **chosen})
     return blueprint, options
-
-
-def _left_out(options: Mapping[str, Option]) -> Generator[str]:
-    """The fields of optional parts that are None, for suggestions; imports the parts."""
-    for path, option in options.items():
-        if option.optional and option.part is None:
-            with contextlib.suppress(ConfigError):  # It needs a package that is not installed.
-                part = class_of(load(option.names[option.optional]))
-                yield from (f"{path}.{name}" for name in (chz.chz_fields(part) if part else ()))
 
 
 def _stays(path: str, value: object, given: Mapping[str, str]) -> bool:
@@ -334,20 +300,13 @@ def _stays(path: str, value: object, given: Mapping[str, str]) -> bool:
 
 
 def _hint(path: str, options: Mapping[str, Option], known: Sequence[str]) -> str:
-    """A suggestion for an unknown option: a field of the same part, or one that is spelled alike.
-
-    Fields of parts that are left out are suggested only if they have the same name.
-    """
-    part, _, name = path.rpartition(".")
+    """A suggestion for an unknown option; a field of the same part if it has one."""
+    part = path.rpartition(".")[0]
+    said = ""
     if part in options and options[part].part:
-        own = [other.removeprefix(f"{part}.") for other in known if other.startswith(f"{part}.")]
-        said, alike = f", which {part}={options[part].value} does not have", closest(name, own)
-        alike = alike and f"{part}.{alike}"
-    else:
-        same = (other for other in known if other.rpartition(".")[2] == name)
-        top = closest(path, [other for other in options if "." not in other])
-        near = (closest(typed, list(options), cutoff=0.75) for typed in (path, part))
-        said, alike = "", next(filter(None, (*same, top, *near)), None)
+        known = [other for other in known if other.startswith(f"{part}.")]
+        said = f", which {part}={options[part].value} does not have"
+    alike = closest(path, known)
     return f"{said}; did you mean {alike!r}?" if alike else f"{said};"
 
 
@@ -372,11 +331,9 @@ def help_page(config: object, given: Mapping[str, str], everything: bool = True)
         everything: whether to show all options, not only the class's `common_options` and those of
             a part that is chosen.
     """
-    config_class = config if isinstance(config, type) else type(config)
-    typed, given = given, _whole(config_class, given)
-    changes = None if config is config_class else config
-    _, options = _described(config_class, given, changes)
-    often: Collection[str] = getattr(config_class, "common_options", options)
+    typed, given = given, _whole(config, given)
+    _, options = _described(config, given)
+    often: Collection[str] = getattr(config, "common_options", options)
     shown = [
         option
         for path, option in options.items()
@@ -387,9 +344,11 @@ def help_page(config: object, given: Mapping[str, str], everything: bool = True)
         or option.value is None
     ]
     width = max(min(shutil.get_terminal_size((100, 24)).columns, 120), _DOC_COLUMN + 30)
-    summary = (config_class.__doc__ or "").strip().partition("\n\n")[0]
+    summary = (config.__doc__ or "").strip().partition("\n\n")[0]
+    unnamed = _unnamed_field(config)
+    path = "" if unnamed is None else "PATH ... " if _holds_several(unnamed) else "PATH "
     lines = [
-        f"usage: {program()} {_unnamed_usage(config)}[name=value ...]",
+        f"usage: {program()} {path}[name=value ...]",
         "",
         *textwrap.wrap(" ".join(summary.split()), width),
         "",
@@ -406,17 +365,11 @@ def help_page(config: object, given: Mapping[str, str], everything: bool = True)
 def _row(option: Option, width: int) -> list[str]:
     value = "(required)" if option.value is None else option.value.replace("\n", r"\n")
     left = f"  {option.path}={value}"
-    right = textwrap.wrap(
-        f"{option.doc} [{option.accepts}]".strip(),
-        width,
-        initial_indent=" " * _DOC_COLUMN,
-        subsequent_indent=" " * _DOC_COLUMN,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    doc = f"{option.doc} [{option.accepts}]".strip()
+    lines = textwrap.wrap(doc, width - _DOC_COLUMN, break_long_words=False, break_on_hyphens=False)
     if len(left) > _DOC_COLUMN - 2:
-        return [left, *right]
-    return [left + right[0][len(left) :], *right[1:]]
+        return [left, *textwrap.indent("\n".join(lines), " " * _DOC_COLUMN).splitlines()]
+    return [f"{left if n == 0 else '':{_DOC_COLUMN}}{line}" for n, line in enumerate(lines)]
 
 
 def _unnamed_field(config: object) -> Field | None:
@@ -426,11 +379,3 @@ def _unnamed_field(config: object) -> Field | None:
 
 def _holds_several(field: Field) -> bool:
     return typing.get_origin(field.x_type) is tuple
-
-
-def _unnamed_usage(config: object) -> str:
-    field = _unnamed_field(config)
-    if field is None:
-        return ""
-    path = "PATH ... " if _holds_several(field) else "PATH "
-    return path if is_required(field) else f"[{path.strip()}] "

@@ -41,7 +41,7 @@ from es_cookbook.common.files import LARGEST_CONFIG, read_file
 
 # pyright: reportPrivateUsage=false
 
-__all__ = ["CastError", "EntrypointException"]
+__all__ = ["CastError", "EntrypointException", "Field"]
 
 NOT_RECORDED = "not_recorded_while_none"
 """Metadata of a field that a config file lacks while it is None."""
@@ -152,11 +152,6 @@ def path_of_failure(error: BaseException) -> str:
     """
     notes = map(_ARGUMENT.fullmatch, getattr(error, "__notes__", ()))
     return ".".join(reversed([note[1] for note in notes if note]))
-
-
-def is_required(field: Field) -> bool:
-    """Whether a field has no default."""
-    return field._default is MISSING and field._default_factory is MISSING
 
 
 def type_name(of_type: object) -> str:

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import chz
 import pytest
 
-from es_cookbook.common.cli import UNNAMED, arguments, changed, run_cli, run_with_fields
+from es_cookbook.common.cli import UNNAMED, arguments, built, run_cli, run_with_fields
 from es_cookbook.common.errors import EngineError, TooManyLostError
 from es_cookbook.common.names import Names
 from es_cookbook.engines.ray.pool import RayPoolBuilder
@@ -76,7 +76,7 @@ def change(config: Config, **given: str) -> Config:
     """As a command that takes options of a config it has just read."""
     seen: list[Config] = []
     fields = {name.replace("__", "."): value for name, value in given.items()}
-    run_cli(lambda _: seen.append(changed(config, fields)), Config, [])
+    run_cli(lambda _: seen.append(built(config, fields)), Config, [])
     return seen[0]
 
 

@@ -43,7 +43,7 @@ from es_cookbook.cli.evaluate.report import (
 from es_cookbook.cli.options import RunOrModel, new_output, recipe_config
 from es_cookbook.cli.train import TrainConfig
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cli import built, changed, run_with_fields
+from es_cookbook.common.cli import built, run_with_fields
 from es_cookbook.common.errors import ConfigError, ModelError, RunDirectoryError, did_you_mean
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.evaluate import check_evaluation
@@ -197,7 +197,7 @@ def _task(
 ) -> RunConfig:
     """The Config that gives the problems, the sampling options, and the engine of a model."""
     if run is not None and not config.recipe:
-        return changed(run, fields)
+        return built(run, fields)
     if not config.recipe and not fields.keys() & {"dataset", "dataset.source"}:
         raise ConfigError(
             f"recipe=... says which problems are attempted ({', '.join(RECIPES)}); or give "
@@ -232,7 +232,7 @@ def _of_run(
     """A run at a generation; for a run of gradients, its last checkpoint or its base as a model."""
     config = run.config
     given = {path: text for path, text in fields.items() if _first(path) == "engine"}
-    engine, trained = changed(config, given).engine, Path(name)
+    engine, trained = built(config, given).engine, Path(name)
     if isinstance(config, Config):
         at = (run.resolved(generation, "centre"),)
         return Subject(name, run.model_name, engine, config.space, run, at, trained)

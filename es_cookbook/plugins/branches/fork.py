@@ -13,7 +13,7 @@ from pathlib import Path
 import chz
 
 from es_cookbook.cli.options import Recorded
-from es_cookbook.common.cli import changed, run_with_fields
+from es_cookbook.common.cli import built, run_with_fields
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import command
@@ -46,7 +46,7 @@ def main(fork: Fork, fields: dict[str, str]) -> None:
             )
     source, output = Path(fork.log_path), Path(fork.output)
     recorded = recorded_config(source, fork.trust, fields)
-    forked = chz.replace(changed(recorded, fields), log_path=fork.output)
+    forked = chz.replace(built(recorded, fields), log_path=fork.output)
     header = read_header(source / HISTORY)
     is_alike = type(forked.optimizer) is type(recorded.optimizer)
     forked.optimizer.settled(header.found if header and is_alike else {})  # Or it cannot begin.

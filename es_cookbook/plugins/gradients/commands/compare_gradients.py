@@ -50,7 +50,7 @@ import chz
 from es_cookbook.cli.evaluate.measuring import Subject, opened
 from es_cookbook.cli.options import by_label, check_comparison, recipe_defaults
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cli import changed, run_with_fields
+from es_cookbook.common.cli import built, run_with_fields
 from es_cookbook.common.configs import config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file
@@ -188,7 +188,7 @@ def contestants(
         own = {"factors": options.pop("factors")} if "factors" in options else {}
         if path := next((path for path in options if path.partition(".")[0] in _SET_HERE), None):
             raise ConfigError(f"{path} cannot be given: the comparison sets it")
-        found[name] = changed(config, options), changed(compare, own).factors
+        found[name] = built(config, options), built(compare, own).factors
     counts = {name: rollouts(config) for name, (config, _) in found.items()}
     if len(set(counts.values())) > 1 and compare.at_equal == "rollouts":
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
@@ -214,7 +214,7 @@ def second_of(compare: CompareGradients, fields: Mapping[str, str]) -> Config | 
         ConfigError: The recipe or its option does not exist.
     """
     options = _labelled(compare, fields)[1]
-    return changed(recipe_defaults(compare.second), options["second"]) if compare.second else None
+    return built(recipe_defaults(compare.second), options["second"]) if compare.second else None
 
 
 def first_config(recipe: str, name: str) -> AnyConfig:
@@ -223,12 +223,12 @@ def first_config(recipe: str, name: str) -> AnyConfig:
         return of_recipe(grpo.Config, recipe)
     if name in GRADIENTS:
         own = {"method": name} | ({"attempts": "1"} if name == "gold" else {})
-        return changed(of_recipe(policy_gradient.Config, recipe), own)
+        return built(of_recipe(policy_gradient.Config, recipe), own)
     config = recipe_defaults(recipe)
     if name == "rewards":
         config = chz.replace(config, surrogate=None)
     if name in PRESETS:
-        config = changed(config, PRESETS[name].options)
+        config = built(config, PRESETS[name].options)
     if name == "surrogate":
         answers = Surrogate(attempts=max(config.optimizer.population_size * config.attempts, 2))
         config = chz.replace(config, attempts=1, objective=Mean(), surrogate=answers)

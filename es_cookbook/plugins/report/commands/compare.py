@@ -26,7 +26,7 @@ from es_cookbook.cli.options import (
     check_not_set,
     recipe_config,
 )
-from es_cookbook.common.cli import changed, run_with_fields
+from es_cookbook.common.cli import built, run_with_fields
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.terminal import say
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
@@ -85,7 +85,7 @@ def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[Config]]
     default = make(trackers=TrackersBuilder(live=None))
     found: dict[str, list[Config]] = {}
     for name in compare.optimizers:
-        config = changed(default, {"optimizer": name, **of_all, **of_one[name]})
+        config = built(default, {"optimizer": name, **of_all, **of_one[name]})
         found[name] = [
             chz.replace(config, seed=seed, log_path=str(compare.directory / f"{name}-seed{seed}"))
             for seed in compare.seeds
