@@ -1,7 +1,7 @@
 """Single-turn problems: a question, one answer, a grade.
 
 Subclass `ProblemEnv`, write `grade`, and put `functools.partial(YourEnv, observation, ...)` into a
-`ProblemGroupBuilder`. The prompt is tokenized once per problem (`render_prompt`), not once per
+`ProblemGroupBuilder`. The prompt is tokenized once per problem (`render_observation`), not once per
 rollout: a generation makes thousands of Envs, all on one event loop.
 """
 
@@ -70,8 +70,6 @@ class ProblemEnv(ProvableEnv):
 
     gold_hint: str = ""
     """Advice if a gold answer earns less than full reward: a clause with options."""
-    opened: str = ""
-    """The tag of a thought that the prompt has opened: an answer that does not close it is one."""
 
     def __init__(self, observation: Observation) -> None:
         self.observation = observation
@@ -92,7 +90,7 @@ class ProblemEnv(ProvableEnv):
         return dataclasses.replace(self.observation, is_last=True)
 
     async def step(self, action: Action) -> StepResult:
-        return await self.graded(whole_turn(action.text, self.opened))
+        return await self.graded(whole_turn(action.text, self.observation.opened))
 
     @override
     async def try_gold(self, gold: str | tuple[str, ...], context_length: int) -> tuple[float, str]:
@@ -111,7 +109,6 @@ class ProblemGroupBuilder(EnvGroupBuilder):
             `MessageEnv` of several turns a text for each.
         problem_tags: names under which the problem's metrics are reported, in addition to `all`.
         contents: digests of the problem's content, apart from its prompt.
-        opened: the tag of a thought that the prompt has opened (`opened_thought`).
     """
 
     make_env: Callable[[], Env]
@@ -119,15 +116,10 @@ class ProblemGroupBuilder(EnvGroupBuilder):
     gold: str | tuple[str, ...] | None = None
     problem_tags: tuple[str, ...] = ()
     contents: tuple[int, ...] = ()
-    opened: str = ""
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
         """Fresh Envs that share nothing but the problem."""
-        envs = [self.make_env() for _ in range(num_envs)]
-        for env in envs:
-            if isinstance(env, ProblemEnv):
-                env.opened = self.opened
-        return EnvGroup(envs)
+        return EnvGroup([self.make_env() for _ in range(num_envs)])
 
     @property
     def usual_stop(self) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.messages.encoder import Controls, framed, inside, plain
-from es_cookbook.rl.types import Tokenizer
+from es_cookbook.rl.messages.thoughts import opened_thought
+from es_cookbook.rl.types import Observation, Tokenizer
 
 if TYPE_CHECKING:
     from es_cookbook.rl.messages.message import Message
@@ -70,6 +71,14 @@ def render_prompt(
         return framed(tokenizer, text + prefill)
     opening = f"{system}\n\n" if system else ""
     return plain(tokenizer, f"{opening}{question or ''}{prefill}")
+
+
+def render_observation(
+    tokenizer: Tokenizer, question: str, *, chat: bool, prefill: str = ""
+) -> Observation:
+    """The prompt of `render_prompt` as an observation, with the thought that it opens."""
+    tokens_T = render_prompt(tokenizer, question, chat=chat, prefill=prefill)
+    return Observation(tokens_T, opened=opened_thought(tokenizer, tokens_T, prefill))
 
 
 def _chat(

@@ -120,6 +120,8 @@ class Observation:
         is_last: any action ends the rollout, so that engines need keep nothing for a next
             turn.
         usual_stop: strings that end the action where `SamplingParams.stop` is None.
+        opened: the tag of a thought that the prompt opens; an action that does not close it is all
+            thought.
     """
 
     tokens_T: tuple[int, ...]
@@ -128,6 +130,7 @@ class Observation:
     max_tokens: int | None = None
     is_last: bool = False
     usual_stop: tuple[str, ...] = ()
+    opened: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -175,10 +175,8 @@ def _turn(group: TrajectoryGroup) -> Transition | None:
     return None if isinstance(attempted, LostRollout) else attempted.transitions[-1]
 
 
-def second_prompt(
-    tokenizer: Tokenizer, cue: str
-) -> Callable[[Transition], tuple[Observation, str]]:
-    """Returns a function from a first answer to a second prompt and the thought tag it opens.
+def second_prompt(tokenizer: Tokenizer, cue: str) -> Callable[[Transition], Observation]:
+    """Returns a function from a first answer to a second prompt.
 
     Raises:
         ConfigError: The tokenizer does not know the cue.
@@ -198,7 +196,7 @@ def second_prompt(
     opening = str(tokenizer.decode(list(asked_T))).partition(SENTINEL)[2]
     special = Controls.of(tokenizer).ids
 
-    def after(turn: Transition) -> tuple[Observation, str]:
+    def after(turn: Transition) -> Observation:
         seen, said_T, begun = turn.observation, turn.action.tokens_T, ""
         is_chat = opening and str(tokenizer.decode(list(seen.tokens_T))).endswith(opening)
         if renderer is not None and is_chat:
@@ -206,10 +204,10 @@ def second_prompt(
         else:
             if said_T and said_T[-1] in special | set(seen.stop_token_ids):
                 said_T = said_T[:-1]
-            thought = opened_thought(tokenizer, seen.tokens_T)
-            added_T, begun = cue_T, whole_turn(turn.action.text, thought) + cue
-        again = dataclasses.replace(seen, tokens_T=(*seen.tokens_T, *said_T, *added_T))
-        return again, opened_thought(tokenizer, again.tokens_T, begun)
+            added_T, begun = cue_T, whole_turn(turn.action.text, seen.opened) + cue
+        tokens_T = (*seen.tokens_T, *said_T, *added_T)
+        opened = opened_thought(tokenizer, tokens_T, begun)
+        return dataclasses.replace(seen, tokens_T=tokens_T, opened=opened)
 
     return after
 
@@ -218,7 +216,7 @@ def second_prompt(
 class _Again(ChangedProblem):
     """A problem whose Envs begin with another prompt; None if there is no first answer."""
 
-    prompt: tuple[Observation, str] | None
+    prompt: Observation | None
 
     @override
     async def make_envs(self, num_envs: int) -> EnvGroup:
@@ -231,7 +229,7 @@ class _Again(ChangedProblem):
                     f"{type(env).__name__}: only problems of one turn (a ProblemEnv) can be "
                     "reconsidered"
                 )
-            env.observation, env.opened = self.prompt
+            env.observation = self.prompt
         return group
 
 

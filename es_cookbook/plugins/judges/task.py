@@ -136,11 +136,8 @@ class Comparison:
         self,
         trajectories: Sequence[Trajectory | LostRollout],
         policies: Sequence[Policy],
-        opened: str = "",
     ) -> list[GroupReward | LostRollout]:
         """Each trajectory's win rate, or how it was lost.
-
-        `opened` is the tag of a thought that the prompt has opened.
 
         Metrics: `win_rate`, `cut` (1 where the judge saw the beginning of the answer alone),
         `answers` (how many different ones the group has), and those of `Judgements`.
@@ -148,6 +145,7 @@ class Comparison:
         finished = [each for each in trajectories if isinstance(each, Trajectory)]
         if not finished:
             return [LostRollout("no answer to compare", "") for _ in trajectories]
+        opened = finished[0].transitions[0].observation.opened
         other = await self._opponent(finished, policies[0], opened)
         answers = [whole_turn(each.transitions[-1].action.text, opened) for each in finished]
         # Most answers of a group are alike.
@@ -194,4 +192,4 @@ class _JudgedProblem(ProblemGroupBuilder):
     async def compute_group_rewards(
         self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
     ) -> Sequence[GroupReward | LostRollout]:
-        return await self.comparison.rewards(trajectories, policies, self.opened)
+        return await self.comparison.rewards(trajectories, policies)

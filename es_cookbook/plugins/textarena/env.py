@@ -38,9 +38,9 @@ from es_cookbook.common.errors import ConfigError, EnvError, did_you_mean, not_i
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.trust import needs_trust
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.messages.thoughts import opened_thought, spoken, whole_turn
+from es_cookbook.rl.messages.thoughts import spoken, whole_turn
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, check_prompt
-from es_cookbook.rl.prompts import render_prompt
+from es_cookbook.rl.prompts import render_observation
 from es_cookbook.rl.types import (
     Action,
     Datasets,
@@ -216,9 +216,9 @@ class _TextArenaEnv(Env):
         return self._asked(self._played.shown()[1])
 
     def _asked(self, shown: str) -> Observation:
-        prompt_T = render_prompt(self._tokenizer, shown, chat=True)
-        self._opened = opened_thought(self._tokenizer, prompt_T)
-        return Observation(prompt_T)
+        observation = render_observation(self._tokenizer, shown, chat=True)
+        self._opened = observation.opened
+        return observation
 
     def _said(self, action: Action) -> str:
         """A turn without its thoughts, because games would find moves there too."""

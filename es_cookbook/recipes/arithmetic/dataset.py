@@ -20,9 +20,8 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError
 from es_cookbook.rl.data.generated import Fold, GeneratedDatasetBuilder, fold_of, problems_of
-from es_cookbook.rl.messages.thoughts import opened_thought
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
-from es_cookbook.rl.prompts import render_prompt
+from es_cookbook.rl.prompts import render_observation
 from es_cookbook.rl.rewards.answers import last_number
 from es_cookbook.rl.types import ANSWER, Observation, Tokenizer
 
@@ -204,9 +203,8 @@ class ArithmeticDatasetBuilder(GeneratedDatasetBuilder):
     def _group_builder(self, tokenizer: Tokenizer, problem: Problem) -> ProblemGroupBuilder:
         text = question(problem.terms, self.prompt)
         name = f"generated problem {question(problem.terms, 'compact')}"
-        tokens_T = render_prompt(tokenizer, text, chat=self.prompt == "words")
-        if not tokens_T:
+        observation = render_observation(tokenizer, text, chat=self.prompt == "words")
+        if not observation.tokens_T:
             raise DataError(f"{name}: the model's tokenizer makes no tokens of it")
-        env = functools.partial(ArithmeticEnv, Observation(tokens_T), problem.terms, self.prompt)
-        gold, opened = gold_answer(problem.terms, self.prompt), opened_thought(tokenizer, tokens_T)
-        return ProblemGroupBuilder(env, name, gold, opened=opened)
+        env = functools.partial(ArithmeticEnv, observation, problem.terms, self.prompt)
+        return ProblemGroupBuilder(env, name, gold_answer(problem.terms, self.prompt))

@@ -16,9 +16,9 @@ from es_cookbook.recipes.chat.problems import (
     grade,
 )
 from es_cookbook.rl.data.generated import FOLDS, Fold, GeneratedDatasetBuilder
-from es_cookbook.rl.messages.thoughts import opened_thought, spoken
+from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
-from es_cookbook.rl.prompts import render_prompt
+from es_cookbook.rl.prompts import render_observation
 from es_cookbook.rl.types import Observation, Tokenizer
 
 
@@ -70,8 +70,7 @@ class ChatDatasetBuilder(GeneratedDatasetBuilder):
     ) -> Iterator[ProblemGroupBuilder]:
         longest = self.answer_tokens or KINDS[self.task].max_tokens
         for problem in generate_problems(self.task, seed, fold, self.fold):
-            tokens_T = render_prompt(tokenizer, problem.question, chat=True)
-            asked = Observation(tokens_T, max_tokens=longest)
+            asked = render_observation(tokenizer, problem.question, chat=True)
+            asked = dataclasses.replace(asked, max_tokens=longest)
             env = functools.partial(_ChatEnv, asked, self.task, problem)
-            opened = opened_thought(tokenizer, tokens_T)
-            yield ProblemGroupBuilder(env, problem.question, problem.gold, opened=opened)
+            yield ProblemGroupBuilder(env, problem.question, problem.gold)

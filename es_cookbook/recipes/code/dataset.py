@@ -34,9 +34,9 @@ from es_cookbook.recipes.code.asserts import asked_names, run_asserts
 from es_cookbook.rl.data.generated import FOLDS, Fold, SourcedDatasetBuilder, distinct
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.grading.sandbox import Limits, Ran, check_sandbox, run_code
-from es_cookbook.rl.messages.thoughts import opened_thought, spoken
+from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, digest_of
-from es_cookbook.rl.prompts import render_prompt
+from es_cookbook.rl.prompts import render_observation
 from es_cookbook.rl.rewards.format import last_answer
 from es_cookbook.rl.timeouts import clock_stopped
 from es_cookbook.rl.types import EnvGroup, Observation, Tokenizer
@@ -368,12 +368,11 @@ class CodeDatasetBuilder(SourcedDatasetBuilder[Problem]):
     @override
     def builder(self, name: str, problem: Problem, tokenizer: Tokenizer) -> ProblemGroupBuilder:
         text = question(problem, self.shown_tests)
-        observation = Observation(render_prompt(tokenizer, text, chat=not problem.prefix))
+        observation = render_observation(tokenizer, text, chat=not problem.prefix)
         solution = problem.solution
         return _CodeProblem(
             functools.partial(CodeEnv, observation, problem, self.reward, self.limits),
             name,
             gold=None if solution is None else f"<answer>{solution}</answer>",
             contents=(digest_of(problem.key),),
-            opened=opened_thought(tokenizer, observation.tokens_T),
         )

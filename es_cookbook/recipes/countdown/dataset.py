@@ -35,10 +35,9 @@ from es_cookbook.recipes.countdown.arithmetic import (
     grade_countdown,
 )
 from es_cookbook.rl.data.generated import FOLDS, Fold, SourcedDatasetBuilder, distinct
-from es_cookbook.rl.messages.thoughts import opened_thought
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, digest_of
-from es_cookbook.rl.prompts import PREFILL_DOC, render_prompt
-from es_cookbook.rl.rewards.format import THINK_OPEN, prompt_ends_in_think
+from es_cookbook.rl.prompts import PREFILL_DOC, render_observation
+from es_cookbook.rl.rewards.format import THINK_OPEN
 from es_cookbook.rl.types import Observation, Tokenizer
 
 if TYPE_CHECKING:
@@ -227,15 +226,14 @@ class CountdownEnv(ProblemEnv):
     numbers: tuple[int, ...]
     target: int
     reward: CountdownReward
-    prompt_ends_in_think: bool = False
 
     def __post_init__(self) -> None:
         self.full_reward = self.reward.full
 
     @override
     def grade(self, text: str) -> Grade:
-        problem = self.numbers, self.target, self.reward
-        return grade_countdown(text, *problem, prompt_ends_in_think=self.prompt_ends_in_think)
+        problem, in_think = (self.numbers, self.target), self.observation.opened == THINK_OPEN
+        return grade_countdown(text, *problem, self.reward, prompt_ends_in_think=in_think)
 
 
 MAX_SEARCHED_NUMBERS = 5
@@ -286,16 +284,14 @@ class CountdownDatasetBuilder(SourcedDatasetBuilder[Problem]):
     def builder(self, name: str, problem: Problem, tokenizer: Tokenizer) -> ProblemGroupBuilder:
         text = question(problem.numbers, problem.target, self.prompt)
         chat = self.prompt == "paper"
-        tokens_T = render_prompt(tokenizer, text, chat=chat, prefill=self.prefill)
-        ends_in_think = prompt_ends_in_think(tokenizer, tokens_T)
+        observation = render_observation(tokenizer, text, chat=chat, prefill=self.prefill)
         solution = problem.solution or _solution(name, problem)
         gold = f"<think>{solution} = {problem.target}</think>\n<answer>{solution}</answer>"
-        given = Observation(tokens_T), problem.numbers, problem.target, self.reward, ends_in_think
-        gold = gold.removeprefix(THINK_OPEN) if ends_in_think else gold
+        given = observation, problem.numbers, problem.target, self.reward
         contents = (digest_of(f"countdown {problem.key}"),)
         make_env = functools.partial(CountdownEnv, *given)
-        opened = opened_thought(tokenizer, tokens_T, self.prefill)
-        return ProblemGroupBuilder(make_env, name, gold, contents=contents, opened=opened)
+        gold = gold.removeprefix(observation.opened)
+        return ProblemGroupBuilder(make_env, name, gold, contents=contents)
 
 
 def _solution(name: str, problem: Problem) -> str:

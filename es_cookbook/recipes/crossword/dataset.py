@@ -18,15 +18,9 @@ from es_cookbook.common.errors import DataError
 from es_cookbook.recipes.crossword.reward import Crossword, canonical, enumeration_of
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import RowDatasetBuilder, TaskEnv
-from es_cookbook.rl.messages.thoughts import opened_thought
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
-from es_cookbook.rl.prompts import PREFILL_DOC, render_prompt
-from es_cookbook.rl.rewards.format import prompt_ends_in_think
-from es_cookbook.rl.types import (
-    SOURCE_DOC,
-    Observation,
-    Tokenizer,
-)
+from es_cookbook.rl.prompts import PREFILL_DOC, render_observation
+from es_cookbook.rl.types import SOURCE_DOC, Tokenizer
 
 CLUES = Path(__file__).parent / "clues.jsonl"
 
@@ -85,13 +79,11 @@ class CrosswordDatasetBuilder(RowDatasetBuilder):
         clue, answer, kind = row.text("clue"), row.text("answer"), row.optional_text("kind")
         text = question(clue, enumeration_of(row.fields), self.prompt)
         chat = self.prompt == "words"
-        tokens_T = render_prompt(tokenizer, text, chat=chat, prefill=self.prefill)
-        in_think = self.reward.prompt_ends_in_think or prompt_ends_in_think(tokenizer, tokens_T)
-        reward = chz.replace(self.reward, prompt_ends_in_think=in_think)
+        observation = render_observation(tokenizer, text, chat=chat, prefill=self.prefill)
+        reward = self.reward.after(observation.opened)
         return ProblemGroupBuilder(
-            functools.partial(TaskEnv, Observation(tokens_T), reward, row, 1.0),
+            functools.partial(TaskEnv, observation, reward, row, 1.0),
             row.where,
             gold=f"<answer>{answer}</answer>",
             problem_tags=(kind,) if kind else (),
-            opened=opened_thought(tokenizer, tokens_T, self.prefill),
         )

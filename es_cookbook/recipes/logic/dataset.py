@@ -33,9 +33,8 @@ from es_cookbook.recipes.logic.generators import (
 from es_cookbook.rl.data.generated import FoldedDatasetBuilder
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.grading.workers import in_worker
-from es_cookbook.rl.messages.thoughts import opened_thought
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, digest_of
-from es_cookbook.rl.prompts import render_prompt
+from es_cookbook.rl.prompts import render_observation
 from es_cookbook.rl.rewards.answers import extracted, last_number
 from es_cookbook.rl.types import ANSWER, Observation, RLDataset, Tokenizer
 
@@ -215,13 +214,13 @@ class LogicDatasetBuilder(FoldedDatasetBuilder):
 
     def _group_builder(self, tokenizer: Tokenizer, problem: Problem) -> ProblemGroupBuilder:
         style = self.prompt
-        tokens_T = render_prompt(tokenizer, question(problem, style), chat=style != "compact")
-        given = Observation(tokens_T), problem, style, self.reward, self.timeout
+        text = question(problem, style)
+        observation = render_observation(tokenizer, text, chat=style != "compact")
+        given = observation, problem, style, self.reward, self.timeout
         source, gold = problem.source, problem.gold
         return ProblemGroupBuilder(
             functools.partial(LogicEnv, *given),
             f"{source.task}, problem {problem.question[-60:]!r}",
             gold if style != "words" or gold is None else f"<answer>{gold}</answer>",
             contents=(digest_of(f"{source.task} {problem.question}"),),
-            opened=opened_thought(tokenizer, tokens_T),
         )

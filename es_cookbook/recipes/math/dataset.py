@@ -23,12 +23,11 @@ from es_cookbook.plugins.math.rows import MathProblem, read_problem
 from es_cookbook.recipes.math.word_problems import generate_problems
 from es_cookbook.rl.data.generated import Fold, SourcedDatasetBuilder
 from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.messages.thoughts import opened_thought
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, digest_of
-from es_cookbook.rl.prompts import PREFILL_DOC, render_prompt
+from es_cookbook.rl.prompts import PREFILL_DOC, render_observation
 from es_cookbook.rl.rewards.answers import Extract, extracted
 from es_cookbook.rl.rewards.base import Reward, graded
-from es_cookbook.rl.rewards.format import THINK_OPEN, prompt_ends_in_think, tag_format_reward
+from es_cookbook.rl.rewards.format import THINK_OPEN, tag_format_reward
 from es_cookbook.rl.rewards.matching import Number
 from es_cookbook.rl.types import Observation, Tokenizer
 
@@ -52,15 +51,14 @@ def question(problem: str, style: PromptStyle) -> str:
     return problem + _HOW[style]
 
 
-def gold_text(gold: str, style: PromptStyle, *, prompt_ends_in_think: bool = False) -> str:
+def gold_text(gold: str, style: PromptStyle) -> str:
     r"""A perfect answer.
 
     >>> gold_text("42", "plain"), gold_text("42", "tags")
     ('\\boxed{42}', '<think></think><answer>42</answer>')
     """
     if style == "tags":
-        text = f"<think></think><answer>{gold}</answer>"
-        return text.removeprefix(THINK_OPEN) if prompt_ends_in_think else text
+        return f"<think></think><answer>{gold}</answer>"
     return f"{_BOX}{{{gold}}}"
 
 
@@ -75,7 +73,6 @@ class MathEnv(ProblemEnv):
         reward: compares with the field `answer` of a row.
         style: style of the prompt; says where the answer stands.
         format_weight: share of the reward for the form.
-        prompt_ends_in_think: the prompt already holds the opening `<think>`.
     """
 
     observation: Observation
@@ -84,7 +81,6 @@ class MathEnv(ProblemEnv):
     reward: Reward
     style: PromptStyle
     format_weight: float
-    prompt_ends_in_think: bool = False
 
     @override
     async def graded(self, text: str) -> Grade:
@@ -97,7 +93,8 @@ class MathEnv(ProblemEnv):
         answered = bool(extracted(text, extract_of(self.style)))
         correct = await graded(self.reward, text, {"answer": self.gold}, self.name)
         if self.style == "tags":
-            form = tag_format_reward(text, prompt_ends_in_think=self.prompt_ends_in_think)
+            in_think = self.observation.opened == THINK_OPEN
+            form = tag_format_reward(text, prompt_ends_in_think=in_think)
         else:
             form = float(answered and text.count(_BOX) == 1)
         weight = self.format_weight
@@ -158,20 +155,18 @@ class MathDatasetBuilder(SourcedDatasetBuilder[MathProblem]):
     @override
     def builder(self, name: str, problem: MathProblem, tokenizer: Tokenizer) -> ProblemGroupBuilder:
         text = question(problem.question, self.prompt)
-        tokens_T = render_prompt(tokenizer, text, chat=True, prefill=self.prefill)
-        ends_in_think = prompt_ends_in_think(tokenizer, tokens_T)
+        observation = render_observation(tokenizer, text, chat=True, prefill=self.prefill)
         is_number = problem.is_number if self.grading == "auto" else self.grading == "number"
         reward = reward_of(self.prompt, is_number=is_number)
         try:
             reward.check_row({"answer": problem.gold})
         except DataError as error:
             raise DataError(f"{name}: {error}") from error
-        given = name, problem.gold, reward, self.prompt, self.format_weight, ends_in_think
+        given = name, problem.gold, reward, self.prompt, self.format_weight
         return ProblemGroupBuilder(
-            functools.partial(MathEnv, Observation(tokens_T), *given),
+            functools.partial(MathEnv, observation, *given),
             name,
-            gold=gold_text(problem.gold, self.prompt, prompt_ends_in_think=ends_in_think),
+            gold=gold_text(problem.gold, self.prompt).removeprefix(observation.opened),
             problem_tags=problem.tags,
             contents=(digest_of(problem.key),),
-            opened=opened_thought(tokenizer, tokens_T, self.prefill),
         )

@@ -38,15 +38,9 @@ from es_cookbook.recipes.rush_hour.generate import (
 from es_cookbook.recipes.rush_hour.solver import MAX_POSITIONS, TooManyPositionsError, solve
 from es_cookbook.rl.data.generated import Fold, SourcedDatasetBuilder
 from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.messages.thoughts import opened_thought
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, digest_of
-from es_cookbook.rl.prompts import PREFILL_DOC, render_prompt
-from es_cookbook.rl.rewards.format import (
-    THINK_OPEN,
-    extract_answer,
-    prompt_ends_in_think,
-    tag_format_reward,
-)
+from es_cookbook.rl.prompts import PREFILL_DOC, render_observation
+from es_cookbook.rl.rewards.format import THINK_OPEN, extract_answer, tag_format_reward
 from es_cookbook.rl.types import Observation, Tokenizer
 
 
@@ -152,15 +146,14 @@ class RushHourEnv(ProblemEnv):
     board: Board
     optimal: int
     reward: RushHourReward
-    prompt_ends_in_think: bool = False
 
     def __post_init__(self) -> None:
         self.full_reward = self.reward.full
 
     @override
     def grade(self, text: str) -> Grade:
-        problem = self.board, self.optimal, self.reward
-        return grade_rush_hour(text, *problem, prompt_ends_in_think=self.prompt_ends_in_think)
+        problem, in_think = (self.board, self.optimal), self.observation.opened == THINK_OPEN
+        return grade_rush_hour(text, *problem, self.reward, prompt_ends_in_think=in_think)
 
 
 @chz.chz
@@ -214,16 +207,14 @@ class RushHourDatasetBuilder(SourcedDatasetBuilder[Problem]):
     def builder(self, name: str, problem: Problem, tokenizer: Tokenizer) -> ProblemGroupBuilder:
         text = question(problem.board, self.prompt)
         chat = self.prompt == "words"
-        tokens_T = render_prompt(tokenizer, text, chat=chat, prefill=self.prefill)
-        ends_in_think = prompt_ends_in_think(tokenizer, tokens_T)
+        observation = render_observation(tokenizer, text, chat=chat, prefill=self.prefill)
         solution = problem.solution or _solution(name, problem)
         gold = f"<think>{len(solution)}</think>\n<answer>{format_moves(solution)}</answer>"
-        gold = gold.removeprefix(THINK_OPEN) if ends_in_think else gold
-        given = Observation(tokens_T), problem.board, len(solution), self.reward, ends_in_think
+        given = observation, problem.board, len(solution), self.reward
         make_env = functools.partial(RushHourEnv, *given)
         tags, contents = (difficulty(len(solution)),), (digest_of(f"rush hour {problem.key}"),)
-        opened = opened_thought(tokenizer, tokens_T, self.prefill)
-        return ProblemGroupBuilder(make_env, name, gold, tags, contents, opened=opened)
+        gold = gold.removeprefix(observation.opened)
+        return ProblemGroupBuilder(make_env, name, gold, tags, contents)
 
 
 def _solution(name: str, problem: Problem) -> tuple[Move, ...]:

@@ -41,7 +41,7 @@ from es_cookbook.rl.data.rows import (
     without_tags,
 )
 from es_cookbook.rl.messages.message import Message
-from es_cookbook.rl.messages.thoughts import opened_thought, prompt_end, whole_turn
+from es_cookbook.rl.messages.thoughts import opened_thought, prompt_end
 from es_cookbook.rl.messages.tools import ToolSchema
 from es_cookbook.rl.problem_env import NEWLINE, Grade, ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.prompts import PREFILL_DOC, render_prompt
@@ -200,11 +200,10 @@ class Task(ScoredRows):
         gold = gold_of(row, self.gold, self.full_reward)
         stop = () if self._is_chat(tokenizer) else self._stop(others, gold)
         return ProblemGroupBuilder(
-            self.env_maker(Observation(tokens_T, usual_stop=stop), reward, row),
+            self.env_maker(Observation(tokens_T, usual_stop=stop, opened=opened), reward, row),
             row.where,
             gold=gold,
             problem_tags=(row.printed(self.tag),) if self.tag else (),
-            opened=opened,
         )
 
     def _stop(self, examples: Sequence[Row], gold: str | None) -> tuple[str, ...]:
@@ -289,5 +288,4 @@ class TaskEnv(ProblemEnv):
 
     @override
     async def graded(self, text: str) -> Grade:
-        text = whole_turn(text, self.opened)
         return await graded(self._reward, text, self._row.fields, self._row.where)

@@ -7,16 +7,15 @@ hostile text.
 """
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Literal, Self, TypeAlias
 
 import chz
 from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.rl.messages.thoughts import prompt_end, spoken
+from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.rewards.base import Fields, Reward
-from es_cookbook.rl.types import Tokenizer
 
 Tag: TypeAlias = Literal["think_open", "think_close", "answer_open", "answer_close"]
 
@@ -184,8 +183,3 @@ def last_answer(text: str) -> str | None:
     if start < 0 or end < 0:
         return None
     return text[start + len(ANSWER_OPEN) : end].strip()
-
-
-def prompt_ends_in_think(tokenizer: Tokenizer, tokens_T: Sequence[int]) -> bool:
-    """Whether a prompt already holds the opening `<think>`, as some chat templates end in it."""
-    return prompt_end(tokenizer, tokens_T).rstrip().endswith(THINK_OPEN)

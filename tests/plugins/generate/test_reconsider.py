@@ -116,7 +116,7 @@ def test_in_a_chat_the_cue_is_a_users_turn() -> None:
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     answer = Action((*tokenizer.encode("yes"), end), "yes", "stop")
     after = second_prompt(tokenizer, "again")
-    seen, _ = after(turn(answer, Observation(tuple(prompt_T))))
+    seen = after(turn(answer, Observation(tuple(prompt_T))))
     chat = [
         *user,
         {"role": "assistant", "content": "yes"},
@@ -124,7 +124,7 @@ def test_in_a_chat_the_cue_is_a_users_turn() -> None:
     ]
     whole = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     assert tokenizer.decode(list(seen.tokens_T)) == whole
-    plain, _ = after(turn(answer, Observation(tuple(tokenizer.encode("hello")))))
+    plain = after(turn(answer, Observation(tuple(tokenizer.encode("hello")))))
     text = tokenizer.decode(list(plain.tokens_T))
     assert text.replace(" ", "") == "helloyesagain", "without the end of the answer"
 
@@ -146,7 +146,7 @@ def test_a_second_answer_may_stand_in_a_thought(
     ask = "<|im_start|>user\n2 + 3?<|im_end|>\n<|im_start|>assistant\n" if opening else "2 + 3?"
     prompt_T = tuple(tokenizer.encode(ask + opening, add_special_tokens=False))
     first = turn(Action(said_T, said, "stop"), Observation(prompt_T))
-    assert second_prompt(tokenizer, cue)(first)[1] == thought
+    assert second_prompt(tokenizer, cue)(first).opened == thought
 
 
 def test_bad_input(tmp_path: Path) -> None:
