@@ -116,19 +116,14 @@ def read_problem(row: Row, max_cases: int) -> Problem:
 
 
 def _cases(row: Row) -> tuple[tuple[str, str], ...]:
-    try:
-        given = json.loads(row.text("input_output"))
-    except (ValueError, RecursionError) as error:
-        raise row.error(f"field 'input_output' is not JSON ({error})") from None
-    if isinstance(given, dict) and "fn_name" in given:
+    found = _json(row, "input_output")
+    given = cast("dict[str, object]", found) if isinstance(found, dict) else {}
+    if "fn_name" in given:
         raise row.error(
             "field 'input_output' has 'fn_name': problems that call a function are accepted as "
             "asserts in 'test_list', programs that read stdin in 'input_output'"
         )
-    try:
-        inputs, outputs = (list(map(_joined, given[name])) for name in ("inputs", "outputs"))
-    except (TypeError, KeyError):
-        inputs, outputs = [], []
+    inputs, outputs = _texts(given.get("inputs")), _texts(given.get("outputs"))
     if not inputs or len(inputs) != len(outputs):
         raise row.error(
             "field 'input_output' must have 'inputs' and 'outputs', as many texts in each, and some"
@@ -136,26 +131,29 @@ def _cases(row: Row) -> tuple[tuple[str, str], ...]:
     return tuple(zip(inputs, outputs, strict=True))
 
 
-def _joined(text: object) -> str:
-    """A text, or a list of its lines."""
-    if isinstance(text, str):
-        return text
-    if isinstance(text, list):
-        return "\n".join(map(str, cast(list[object], text)))
-    raise TypeError
-
-
 def _first_solution(row: Row) -> str | None:
-    text = row.optional_text("solutions")
-    if not text:
-        return row.optional_text("solution")
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise row.error(f"field 'solutions' is not JSON ({error})") from None
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+    if not row.optional_text("solutions"):
+        return None
+    found = _json(row, "solutions")
+    if found and not _texts(found):
         raise row.error("field 'solutions' must be a JSON list of programs")
-    return cast(list[str], found)[0] if found else None
+    return next(iter(_texts(found)), None)
+
+
+def _json(row: Row, name: str) -> object:
+    try:
+        return json.loads(row.text(name))
+    except (ValueError, RecursionError) as error:
+        raise row.error(f"field {name!r} is not JSON ({error})") from None
+
+
+def _texts(found: object) -> list[str]:
+    """A list of texts, each of which may be a list of lines; empty for anything else."""
+    texts = [
+        "\n".join(map(str, cast("list[object]", each))) if isinstance(each, list) else each
+        for each in (cast("list[object]", found) if isinstance(found, list) else [])
+    ]
+    return cast("list[str]", texts) if all(isinstance(each, str) for each in texts) else []
 
 
 def generate_problems(seed: int, *, is_test: bool, fold: int = 0) -> Iterator[Problem]:

@@ -8,6 +8,8 @@ Pitfall: any text of the right length earns all of it. `wrong` takes something f
 no good answer stands; the metric `correct` says how many do not.
 """
 
+import re
+
 import chz
 
 from es_cookbook.common.checks import check_range
@@ -66,20 +68,4 @@ class Conciseness(Reward):
 
 def _stands_in(words: str, text: str) -> bool:
     """Whether a text contains words, but not as parts of longer ones: 42 is not in 142 or -42.5."""
-    start = text.find(words)
-    while start >= 0:
-        end = start + len(words)
-        if not (_begins_earlier(text, start) or _ends_later(text, end)):
-            return True
-        start = text.find(words, start + 1)
-    return False
-
-
-def _begins_earlier(text: str, start: int) -> bool:
-    before = text[max(start - 1, 0) : start]
-    return before.isalnum() or (before in ("-", ".", ",") and text[start].isdecimal())
-
-
-def _ends_later(text: str, end: int) -> bool:
-    after, next_after = text[end : end + 1], text[end + 1 : end + 2]
-    return after.isalnum() or (after in (".", ",") and next_after.isdecimal())
+    return re.search(rf"(?<!\w)(?<![-.,](?=\d)){re.escape(words)}(?!\w|[.,]\d)", text) is not None

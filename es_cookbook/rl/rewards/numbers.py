@@ -1,11 +1,11 @@
 r"""A grammar of written numbers, in plain text and in LaTeX; other text is not a number.
 
     number   = [sign] size [scale] ["%"] ["°"] [unit]
-    size     = "10" "^" exponent | whole fraction | decimal "/" decimal | fraction | decimal
-    fraction = "\frac" part part
+    size     = "10" "^" exponent | whole " " whole "/" whole | decimal "/" decimal | decimal
     decimal  = digits ["." digits] ["e" exponent | "×" "10" "^" exponent]
 
-Digits may be in groups of three with commas or LaTeX's `{,}` and `\,`; they may be of any script.
+`\frac34` and `\frac{3}{4}` are 3/4. Digits may be in groups of three with commas or LaTeX's `{,}`
+and `\,`; they may be of any script.
 A scale is hundred, thousand, million, billion or trillion. A currency's sign before or behind is
 ignored, and so are `\text{}` and units: symbols (`cm^2`, `m/s`), and behind a whole number words.
 
@@ -72,8 +72,9 @@ _DIGITS = rf"(?:\d{{1,3}}(?:(?:,\d{{3}})+|(?:{_THIN}\d{{3}})+)(?!\d)|\d+)"
 _TEN = r"10\s?(?:\^|\*\*)\s?(?:\{\s?-?\d{1,3}\s?\}|-?\d{1,3}(?!\d))"
 _POWER = rf"\s{{0,3}}[×x*]\s{{0,3}}{_TEN}"
 _DECIMAL = rf"(?:{_DIGITS}(?:\.\d+)?|(?<!\d)\.\d+)(?:[eE][-+]?\d{{1,3}}(?!\d)|{_POWER})?"
-_PART = rf"(?:\s?\d|\s?\{{\s?-?{_DECIMAL}\s?\}})"
-_FRACTION = rf"\\frac(?:{_PART}){{2}}"
+_PART = rf"(?:\s?(\d)|\s?\{{\s?(-?{_DECIMAL})\s?\}})"
+_FRACTION = re.compile(rf"(?:(\d) ?)?(?<!\.)\\frac{_PART}{_PART}(?![.,]?\d)")
+_MIXED = r"\d+ \d+/\d+"
 _METRES = r"(?:[kcdmnµμ]?m|ft|in|yd|mi|inch(?:es)?|feet|met(?:er|re)s?|units?)"
 _SYMBOLS = (
     r"(?:[kmµμ]?g|kg|lbs?|oz|m?s|sec|min|hr?|h|m?L|m?l|kWh?|Hz|[kM]?J|[kM]?Pa|[kM]?W|mph|kph)"
@@ -85,8 +86,7 @@ _UNIT = (
 )
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _PHRASE = re.compile(
-    rf"(?P<sign>[-+]\s?)?(?P<size>{_TEN}|\d+\s?{_FRACTION}|\d+ \d+/\d+|{_DECIMAL}\s?/\s?{_DECIMAL}"
-    rf"|{_FRACTION}|{_DECIMAL})(?:[\s{_TEXT}]{{1,4}}(?P<scale>{'|'.join(_SCALES)})\b)?"
+    rf"(?P<sign>[-+]\s?)?(?P<size>{_TEN}|{_MIXED}|{_DECIMAL}\s?/\s?{_DECIMAL}|{_DECIMAL})(?:[\s{_TEXT}]{{1,4}}(?P<scale>{'|'.join(_SCALES)})\b)?"
     rf"(?P<percent>\s?%|[ {_TEXT}-]{{1,4}}percent\b)?°?(?:[ {_TEXT}]*(?:{_UNIT})(?!\w|\^|/))?",
     re.ASCII,
 )
@@ -238,27 +238,12 @@ class _NotProperError(Exception):
 
 
 def _size(text: str) -> Fraction:
-    if "\\frac" in text or re.fullmatch(r"\d+ \d+/\d+", text):
-        before, _, parts = text.partition("\\frac")
-        if not parts:
-            before, _, parts = text.partition(" ")
-        top, bottom = _parts(parts)
-        if not before.strip():
-            return top / bottom
-        if not 0 < top < bottom:
-            raise _NotProperError
-        return int(before) + top / bottom
+    whole, mixed, text = text.partition(" ") if re.fullmatch(_MIXED, text) else ("", "", text)
     top, slash, bottom = text.partition("/")
-    return _decimal(top) / _decimal(bottom) if slash else _decimal(top)
-
-
-def _parts(text: str) -> tuple[Fraction, Fraction]:
-    r"""The two parts of `{3}{4}`, `34` as LaTeX reads it behind `\frac`, or `3/4`."""
-    if "/" in text:
-        top, _, bottom = text.partition("/")
-        return _decimal(top), _decimal(bottom)
-    first, second = re.findall(r"\{[^}]*(?:\{[^}]*\}[^}]*)?\}|\d", text)
-    return _decimal(first.strip("{ }")), _decimal(second.strip("{ }"))
+    value = _decimal(top) / _decimal(bottom) if slash else _decimal(top)
+    if mixed and not 0 < value < 1:
+        raise _NotProperError
+    return int(whole or 0) + value
 
 
 def _decimal(text: str) -> Fraction:
@@ -274,7 +259,12 @@ def _plain(text: str) -> str:
         text = "".join(map(_digit, text))
     for pattern, by in _REPLACED:
         text = pattern.sub(by, text)
-    return text
+    return _FRACTION.sub(_as_quotient, text) if "\\frac" in text else text
+
+
+def _as_quotient(fraction: re.Match[str]) -> str:
+    top, bottom = (each for each in fraction.groups()[1:] if each is not None)
+    return f"{fraction[1]} {top}/{bottom}" if fraction[1] else f"{top}/{bottom}"
 
 
 def _digit(character: str) -> str:

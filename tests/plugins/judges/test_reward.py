@@ -107,10 +107,7 @@ async def test_no_more_questions_at_a_time_than_allowed(monkeypatch: pytest.Monk
     ("options", "sentence"),
     [
         ({"url": "localhost:8000"}, "url must begin with http:// or https://, found 'localhost"),
-        ({"url": "file:///etc/passwd"}, "url must begin with http:// or https://, found 'file"),
         ({"template": "{question}"}, "template must have {text}"),
-        ({"best": 0.0}, "best must be above 0"),
-        ({"attempts": 0}, "attempts must be at least 1"),
     ],
 )
 def test_what_cannot_judge_is_refused(options: dict[str, Any], sentence: str) -> None:

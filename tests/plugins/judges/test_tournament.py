@@ -61,22 +61,6 @@ async def test_a_preference_for_the_first_place_cancels_and_is_measured() -> Non
     assert tally.metrics["first_wins"] == tally.metrics["swap_changes"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("options", "judgements"),
-    [
-        ({}, 20 * 4),
-        ({"opponents": 99}, 20 * 19),
-    ],
-)
-async def test_what_each_pattern_costs(options: dict[str, object], judgements: int) -> None:
-    judge = Judge()
-    found, tally = await Tournament(**options).win_rates(NUMBERS, judge, 0)  # pyright: ignore[reportArgumentType]
-    assert len(judge.asked) == tally.metrics["judgements"] == judgements
-    assert len(set(judge.asked)) == judgements, "no judgement twice"
-    assert found[19] == pytest.approx(0.6), "who wins all wins against whomever it meets"
-    assert found[0] == pytest.approx(0.4)
-
-
 async def test_against_one_answer_each_is_asked_once_in_each_order() -> None:
     judge = Judge()
     assert await rates(["1", "5", "3", "5"], judge, against="3") == pytest.approx(

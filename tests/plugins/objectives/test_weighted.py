@@ -46,13 +46,6 @@ def test_a_reward_that_a_problem_does_not_have_adds_nothing_there() -> None:
     assert found.tolist() == [[-2.0, 2.0], [-1.0, 1.0]]
 
 
-def test_a_reward_that_no_env_reports_is_answered_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"found 'corect': did you mean 'correct'\? Accepted: co"):
-        Gdpo(rewards=("corect",))(of(SUM, correct=CORRECT))
-    nobody = of([[[NAN], [NAN]]])
-    assert np.isnan(Gdpo(rewards=("corect",))(nobody)).all()
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

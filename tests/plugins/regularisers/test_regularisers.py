@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.errors import DataError
 from es_cookbook.engines.base import Engine, LogprobsRequest
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
@@ -191,16 +191,3 @@ def test_pairs_that_cannot_be_used_are_named(
 ) -> None:
     with pytest.raises(DataError, match=sentence):
         pairs_of(write_rows(tmp_path / "pairs.jsonl", rows))
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"weight": math.nan}, "weight must be 0 or more, found nan"),
-        ({"weight": 1.0, "problems_per_generation": 0}, "must be at least 1, found 0"),
-        ({"weight": 1.0, "beta": 0.0}, "beta must be above 0, found 0.0"),
-    ],
-)
-def test_numbers_that_cannot_work_are_refused(fields: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        PreferencePairs(source="pairs.jsonl", **fields)

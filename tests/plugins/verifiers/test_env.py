@@ -216,20 +216,6 @@ async def test_a_rollout_that_cannot_be_scored_is_lost_with_the_reason(
     assert says in str(caught.value) and str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize(
-    ("package", "says"),
-    [
-        ("es_not_there", "must be installed"),
-        ("es_no_taskset", "exports no Taskset subclass"),
-        ("1 + 1", "environment=1 + 1 cannot be used"),
-    ],
-)
-async def test_a_package_without_a_taskset_is_refused(package: str, says: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        problems(package)
-    assert says in str(caught.value) and str(caught.value).isprintable()
-
-
 async def test_an_environment_of_two_agents_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"has 2 agents \(asker, answerer\)"):
         await loaded("es_two_agents")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.errors import DataError
 from es_cookbook.recipes.logic.dataset import LogicDatasetBuilder, LogicEnv
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
@@ -100,16 +100,3 @@ async def test_a_part_of_the_score_is_paid_unless_only_right_answers_are() -> No
         step = await own.step(Action((), half, "stop"))
         assert step.reward == pytest.approx(paid, abs=0.2 if paid else 0)
         assert (step.metrics["correct"], step.metrics["score"] > 0) == (0, True)
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"timeout": 0.0}, "timeout must be above 0, found 0.0"),
-        ({"task": "letter_count"}, "no task 'letter_count': did you mean 'letter_counting'"),
-        ({"problems_per_generation": 41}, "dataset.problems_per_generation must be from 1 to 40"),
-    ],
-)
-async def test_bad_settings_are_refused(fields: dict[str, object], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        await build(**fields)

@@ -119,12 +119,3 @@ def test_a_row_is_worked_out_as_in_gsm8k() -> None:
             result = int(found[5])
         assert result == problem.result
         assert all(str(number) in problem.question for number in problem.numbers)
-
-
-def test_what_is_held_out_shares_no_numbers_with_the_rest() -> None:
-    def numbers(seed: int, folds: list[int]) -> set[tuple[int, ...]]:
-        stream = itertools.islice(generate_problems(seed, folds), 300)
-        return {tuple(sorted(problem.numbers)) for problem in stream}
-
-    assert numbers(0, [0]).isdisjoint(numbers(1, [1, 2, 3]))
-    assert numbers(0, [0]) & numbers(1, [0])

@@ -115,11 +115,3 @@ async def test_all_pairs_play_both_colours_as_one_game_after_the_other_would_go(
     assert (tournament.counts @ (1, 0.5, 0)).tolist() == points
     assert {sum(counts) for counts in tournament.counts.tolist()} == {2 * (n - 1)}
     assert set(players.asked.values()) <= {1}, "each once, however many games come there"
-
-
-async def test_illegal_answers_forfeit_games_and_are_counted() -> None:
-    tournament = Tournament(OPENING, 2, Players("careful", "mute"))
-    await tournament.play()
-    assert tournament.counts.tolist() == [[2, 0, 0], [0, 0, 2]]
-    asked, illegal = tournament.asked()
-    assert (asked[1], illegal) == (2, {1: 2})

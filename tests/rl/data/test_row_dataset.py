@@ -1,6 +1,5 @@
 """A row is held out by what it is, whatever the prompt, seed and number."""
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -110,12 +109,3 @@ async def test_a_training_row_that_asks_what_a_held_out_one_asks_is_left_out(
         DataError, match=r"48 of 48 training rows have the prompt .*; dataset\.split"
     ):
         await task(sixty, prompt="1", num_test=12)(TOKENIZER)
-
-
-@dataclasses.dataclass(frozen=True)
-class Number:
-    key: int
-
-
-def keys(problems: dict[str, Number]) -> list[int]:
-    return [problem.key for problem in problems.values()]

@@ -40,23 +40,6 @@ def test_nothing_in_a_table_is_decoded(tmp_path: Path, monkeypatch: pytest.Monke
     assert asked == []
 
 
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ("{", "line 1: not JSON"),
-        ("[" * 100_000, "line 1: not JSON"),
-        ('{"target": ' + "9" * 5000 + "}", "line 1: not JSON"),
-        ("[1, 2]", "line 1: must be a JSON object, found [1, 2]"),
-    ],
-)
-def test_broken_line_is_named(tmp_path: Path, line: str, sentence: str) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(line + "\n")
-    with pytest.raises(DataError) as caught:
-        list(load_rows(str(path)))
-    assert sentence in str(caught.value)
-
-
 @pytest.mark.parametrize("value", ["5", 5.5, True, [5]])
 def test_wrong_type_of_a_whole_number(value: object) -> None:
     with pytest.raises(DataError, match=r"^f, line 3: field 'target' must be a whole number"):
@@ -68,18 +51,6 @@ def test_a_missing_field_names_the_nearest() -> None:
     sentence = r"^f, line 3: field 'prompt' is missing; did you mean 'prompts'\?; the row has: prom"
     with pytest.raises(DataError, match=sentence):
         row.text("prompt")
-
-
-def test_source_that_is_not_there_or_of_another_kind(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is no such file"):
-        load_rows(str(tmp_path / "none.jsonl"))
-    (tmp_path / "rows.tsv").write_text("a\tb\n")
-    with pytest.raises(
-        DataError, match=r"rows.tsv: is neither a data file nor a directory; .*.csv"
-    ):
-        load_rows(str(tmp_path / "rows.tsv"))
-    with pytest.raises(DataError, match=r"x\*.jsonl: no data file has a name like that"):
-        load_rows(str(tmp_path / "x*.jsonl"))
 
 
 def test_a_hub_set_is_read_and_then_needs_no_hub(

@@ -22,7 +22,7 @@ from es_cookbook.rl.data.rows import Row, filled, with_choices
 from es_cookbook.rl.data.sources import load_rows
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.base import Reward
-from es_cookbook.rl.rewards.matching import Choice, Exact, Number
+from es_cookbook.rl.rewards.matching import Exact, Number
 from es_cookbook.rl.rewards.values import printed
 from tests.tiny_models import character_tokenizer
 
@@ -87,30 +87,6 @@ async def test_prompts_golds_and_tags_are_those_of_the_source(tmp_path: Path, ki
         if isinstance(row.fields[name], bool | dict) or expected == "":
             continue
         assert Exact(field=name)(expected, row.fields) == 1
-
-
-def test_csv_has_no_type_far_behind_beside_json_lines_and_in_splits(tmp_path: Path) -> None:
-    many = 120_000  # More than the block of which a reader of CSV takes the types.
-    lines = [f"frage {i},{i % 7}" for i in range(many)] + ["last,B", "more,007"]
-    (tmp_path / "a.csv").write_text("\n".join(["question,answer", *lines]))
-    (tmp_path / "b.jsonl").write_text('{"question": "x", "answer": 5}\n')
-    rows = [row.fields["answer"] for row in load_rows(f"{tmp_path}/*")]
-    assert [rows[0], *rows[-3:]] == ["0", "B", "007", 5] and len(rows) == many + 3
-
-
-@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
-def test_whole_numbers_beside_a_null_stay_whole(tmp_path: Path, name: str) -> None:
-    frame = pandas.DataFrame(
-        {"n": [19, None, -3], "choices": [["rot", "blau"]] * 3, "at": [1, None, 0]}
-    )
-    if name == "a.parquet":
-        frame.to_parquet(tmp_path / name)
-    else:
-        frame.to_json(tmp_path / name, orient="records", lines=True)
-    first, _, third = load_rows(str(tmp_path / name))
-    assert (filled("{n}", first), filled("{n}", third)) == ("19", "-3")
-    assert Exact(field="n")("19", first.fields) == Number(field="n")("19", first.fields) == 1
-    assert Choice(field="at")("B", first.fields) == Choice(field="at")("A", third.fields) == 1
 
 
 @pytest.mark.anyio

@@ -47,16 +47,6 @@ def test_an_answer_ends_with_the_token_that_completes_a_stop_text(
         assert texts().before((stop,), text) == left
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("<x>1</x>", "1</x>"), ("2 <yx> b", "2  "), ("e\u0301", "\u00e9"), ("\n\t ½", "\n\t ½")],
-)
-def test_what_a_model_says_is_without_special_tokens_and_in_its_tokenizers_letters(
-    text: str, said: str
-) -> None:
-    assert AnswerTexts(byte_tokenizer(MARKS, composes=True)).said(text) == said
-
-
 @pytest.mark.parametrize("stop", ["é", "\n", "é b", "😀é"])
 def test_a_stop_text_is_found_among_characters_that_are_bytes_whose_decoder_joins_them(
     stop: str,

@@ -77,29 +77,6 @@ def test_a_call_that_is_thought_is_none(text: str, form: Form, names: list[str])
 
 
 @pytest.mark.parametrize(
-    ("text", "form", "parsed"),
-    [
-        ("It is 3.", "hermes", Parsed("It is 3.")),
-        (f" So <tool_call>\n{JSON}\n</tool_call> ", "hermes", Parsed("So", (ADD,))),
-        (
-            f"<think>x</think><tool_call>{JSON}</tool_call><tool_call>{JSON}</tool_call>",
-            "hermes",
-            Parsed("<think>x</think>", (ADD, ADD)),
-        ),
-        (f" {LLAMA}\n", "llama", Parsed("", (ADD,))),
-        (f"It is {LLAMA}", "llama", Parsed(f"It is {LLAMA}")),
-        (
-            '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": 2}"}</tool_call>',
-            "hermes",
-            Parsed("", (ADD,)),
-        ),
-    ],
-)
-def test_calls_are_taken_out_of_the_text(text: str, form: Form, parsed: Parsed) -> None:
-    assert parse_tool_calls(text, form) == parsed
-
-
-@pytest.mark.parametrize(
     ("body", "problem"),
     [
         ("add(1, 2)", "is not JSON: Expecting value at character 0"),
@@ -125,6 +102,7 @@ def test_what_is_wrong_with_a_call_is_a_sentence_for_the_model(body: str, proble
 )
 def test_a_json_object_that_is_nothing_like_a_call_is_an_answer(text: str) -> None:
     assert parse_tool_calls(text, "llama") == Parsed(text)
+    assert parse_tool_calls(f"So {LLAMA}", "llama") == Parsed(f"So {LLAMA}")
     assert parse_tool_calls(f"<think>So.</think>{text}", "llama").problems == ()
     assert len(parse_tool_calls(f"<|python_tag|>{text}", "llama").problems) == 1
     assert len(parse_tool_calls(f"{LLAMA}; {text}", "llama").problems) == 1

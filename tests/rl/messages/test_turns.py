@@ -96,23 +96,6 @@ def test_a_response_template_reads_calls_and_leaves_out_thoughts(
     assert read(made, whole) == Parsed(whole)
 
 
-@pytest.mark.parametrize(("reads", "call"), [(AS_JSON, HERMES), (AS_XML, XML)], ids=["json", "xml"])
-@pytest.mark.parametrize(
-    ("text", "prompt", "content"),
-    [
-        ("<think>a<think>b</think>{call}</think>ok{call}", "", "ok"),
-        ("{call}?</think>ok{call}", "<think>\n", "ok"),
-        ("[THINK]{call}[/THINK]{call}z", "", "z"),
-        ("<Think>{call}</Think >y{call}<reasoning>{call}", "", "y"),
-    ],
-)
-def test_a_response_template_is_given_what_is_said_alone(
-    reads: dict[str, Any], call: str, text: str, prompt: str, content: str
-) -> None:
-    found = read(tokenizer(CHATML, reads), text.replace("{call}", call), prompt)
-    assert found == Parsed(content, (ADD,))
-
-
 def test_a_damaged_call_takes_none_beside_it_and_is_told() -> None:
     made = tokenizer(CHATML, AS_JSON)
     found = read(made, f"{HERMES}<tool_call>{{oops}}</tool_call>")

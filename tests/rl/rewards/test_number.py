@@ -3,8 +3,6 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from es_cookbook.common.errors import DataError
 from es_cookbook.rl.rewards.answers import last_number
@@ -44,21 +42,6 @@ from es_cookbook.rl.rewards.numbers import WINDOW
 )
 def test_the_last_number(text: str, value: str | int | None) -> None:
     assert last_number(text) == (None if value is None else Fraction(value))
-
-
-numbers = st.decimals(
-    allow_nan=False, allow_infinity=False, places=4, min_value=-(10**9), max_value=10**9
-)
-
-
-@given(
-    number=numbers,
-    before=st.text("ab ", max_size=20),
-    after=st.sampled_from(["", ".", ")", " apples", ", bb", ". A, b."]),
-)
-def test_a_written_number_is_read(number: object, before: str, after: str) -> None:
-    for written in (f"{number:f}", f"{number:,f}"):
-        assert last_number(f"{before} = {written}{after}") == Fraction(str(number))
 
 
 @pytest.mark.parametrize(

@@ -9,22 +9,20 @@ from es_cookbook.rl.rewards.matching import Number
 
 Form = Callable[[int, int, int], tuple[str, Fraction]]
 """Three numbers -> how they are written, and the value."""
+
+
+def grouped(by: str) -> Form:
+    """A number of thousands, in groups with this between them."""
+    return lambda a, b, c: (f"{a * 1000 + b:,}".replace(",", by), Fraction(a * 1000 + b))
+
+
 FORMS: dict[str, Form] = {
     "integer": lambda a, b, c: (f"{a}", Fraction(a)),
-    "commas": lambda a, b, c: (f"{a * 1000 + b:,}", Fraction(a * 1000 + b)),
-    "latex commas": lambda a, b, c: (
-        f"{a * 1000 + b:,}".replace(",", "{,}"),
-        Fraction(a * 1000 + b),
-    ),
-    "latex spaces": lambda a, b, c: (
-        f"{a * 1000 + b:,}".replace(",", r"\,"),
-        Fraction(a * 1000 + b),
-    ),
-    "thin spaces": lambda a, b, c: (
-        f"{a * 1000 + b:,}".replace(",", "\u202f"),
-        Fraction(a * 1000 + b),
-    ),
-    "plain spaces": lambda a, b, c: (f"{a * 1000 + b:,}".replace(",", " "), Fraction(a * 1000 + b)),
+    "commas": grouped(","),
+    "latex commas": grouped("{,}"),
+    "latex spaces": grouped(r"\,"),
+    "thin spaces": grouped("\u202f"),
+    "plain spaces": grouped(" "),
     "decimal": lambda a, b, c: (f"{a}.{b:03}", a + Fraction(b, 1000)),
     "decimal comma": lambda a, b, c: (f"{a},{c}", a + Fraction(c, 10)),
     "german": lambda a, b, c: (f"{a}.{b:03},{c}", a * 1000 + b + Fraction(c, 10)),

@@ -1,5 +1,0 @@
-"""A package without a taskset."""
-
-__all__ = ["NUMBER"]
-
-NUMBER = 1
