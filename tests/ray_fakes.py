@@ -193,7 +193,7 @@ class NearCluster:
         dies_in: the next actor that is asked for the first of these methods dies.
     """
 
-    is_private = True
+    is_private, num_cpus, num_gpus = True, 1.0, 0.0
 
     def __init__(self, dies_in: Sequence[str] = ()) -> None:
         self.calls: list[str] = []

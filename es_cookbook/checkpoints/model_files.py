@@ -5,8 +5,7 @@ Other names (a name on the Hub, a run, a file of another program, `bundled:count
 format that is registered in the group `formats` and returns a directory for them. Directories that
 formats convert are kept in a cache, under a digest of their sources; they
 are complete or absent, and two processes that need one at the same time make it once. A manifest
-beside each has the digests of its files, and their sizes and times: a file whose size or time has
-changed is read and compared once, and a directory that differs from its manifest is made again.
+beside each has the sizes and times of its files; a directory that differs from it is made again.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ import os
 import shlex
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias, cast
@@ -374,47 +373,27 @@ def _make(directory: Path, make: Callable[[Path], None]) -> None:
             path.unlink(missing_ok=True)
     with whole_directory(directory) as beside:
         make(beside)
-    _write_manifest(directory, {n: digest_of(file) for n, file in _files(directory).items()})
+    _manifest(directory).write_text(json.dumps(_states(directory)))
 
 
 def _is_as_made(directory: Path) -> bool:
-    """Whether a directory has the files of its manifest; reads those whose size or time changed."""
+    """Whether a directory has the files of its manifest, unchanged."""
     try:
         text = read_file(_manifest(directory), LARGEST_TEXT, directory.parent)
-        made = cast("dict[str, tuple[str, list[int]]]", parsed(text))
-        digests = {name: digest for name, (digest, _) in made.items()}
-        files = _files(directory)
-        touched = [name for name, file in files.items() if _state(file) != made[name][1]]
-        if files.keys() != made.keys() or any(digest_of(files[n]) != digests[n] for n in touched):
-            return False
-    # It is missing or damaged.
-    except (OSError, RunDirectoryError, ValueError, TypeError, AttributeError, LookupError):
+        return parsed(text) == _states(directory)
+    except (OSError, RunDirectoryError, ValueError):  # It is missing or damaged.
         return False
-    if touched:
-        with contextlib.suppress(OSError):  # Another user's cache may be read-only.
-            _write_manifest(directory, digests)
-    return True
 
 
-def _files(directory: Path) -> dict[str, Path]:
+def _states(directory: Path) -> dict[str, list[int]]:
+    """Size and times of each file: they change when it is written to."""
     files = sorted(path for path in directory.rglob("*") if not path.is_dir())
-    return {str(file.relative_to(directory)): file for file in files}
-
-
-def _state(file: Path) -> list[int]:
-    """State that changes when the file is written to."""
-    status = file.stat()
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    states = {str(file.relative_to(directory)): file.stat() for file in files}
+    return {name: [s.st_size, s.st_mtime_ns, s.st_ctime_ns] for name, s in states.items()}
 
 
 def _manifest(directory: Path) -> Path:
     return directory.with_name(f"{directory.name}.json")
-
-
-def _write_manifest(directory: Path, digests: Mapping[str, str]) -> None:
-    files = _files(directory)
-    found = {name: (digest, _state(files[name])) for name, digest in digests.items()}
-    write_whole(_manifest(directory), json.dumps(found))
 
 
 def cache_directory() -> Path:
@@ -428,16 +407,6 @@ def digest_of(path: Path) -> str:
     """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a small file of the cache atomically."""
-    beside = path.with_suffix(f".{os.getpid()}")
-    try:
-        beside.write_text(text)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _evict(keep: Path) -> None:

@@ -35,28 +35,16 @@ _LARGEST = 10**6
 _READ = ("r", "lora_alpha", "use_rslora", "target_parameters")
 _WITHOUT_EFFECT = (
     # Where it comes from, and what it was trained for.
-    "task_type",
-    "auto_mapping",
-    "peft_version",
-    "base_model_name_or_path",
-    "revision",
-    "inference_mode",
-    "unsloth_fixed",
+    *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
+    *("inference_mode", "unsloth_fixed"),
     # For training alone.
     "lora_dropout",
     # Which layers have factors; the file of weights says it.
-    "target_modules",
-    "exclude_modules",
-    "layers_to_transform",
-    "layers_pattern",
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
     # PEFT corrects it for each layer by its class.
     "fan_in_fan_out",
     # Details of features that other, checked fields turn on.
-    "loftq_config",
-    "eva_config",
-    "corda_config",
-    "lora_ga_config",
-    "megatron_core",
+    *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "megatron_core"),
     "qalora_group_size",
 )
 """Fields of PEFT's config that may have any value: A and B change the base alike."""

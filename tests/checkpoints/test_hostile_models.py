@@ -59,12 +59,6 @@ def test_tokens_that_are_none_are_refused(ids: object) -> None:
         end_of_sequence_ids(cast("Any", model), cast("Any", None))
 
 
-def test_tokens_that_end_a_sequence_are_found_everywhere() -> None:
-    model = SimpleNamespace(generation_config=None, config=SimpleNamespace(eos_token_id=[5, 2]))
-    tokenizer = SimpleNamespace(eos_token_id=7)
-    assert end_of_sequence_ids(cast("Any", model), cast("Any", tokenizer)) == (2, 5, 7)
-
-
 def test_a_tokenizer_with_values_of_other_types_is_refused(tmp_path: Path) -> None:
     write_tiny_model(tmp_path)
     path = tmp_path / "tokenizer_config.json"

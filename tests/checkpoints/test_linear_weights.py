@@ -8,10 +8,6 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GptOssConfig,
-    GptOssForCausalLM,
     PreTrainedModel,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
@@ -46,15 +42,6 @@ def _qwen3_moe() -> PreTrainedModel:
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**_SIZES, **_EXPERTS, tie_word_embeddings=False))
 
 
-def _gpt_oss() -> PreTrainedModel:
-    sizes = _SIZES | {"num_local_experts": 3, "intermediate_size": 24, "num_experts_per_tok": 2}
-    return GptOssForCausalLM(GptOssConfig(**sizes, tie_word_embeddings=True))
-
-
-def _gpt2() -> PreTrainedModel:
-    return GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=4))
-
-
 def test_experts_are_weights_of_two_axes_between_their_neighbours() -> None:
     model = _qwen3_moe()
     layer = "model.layers.0"
@@ -72,17 +59,6 @@ def test_experts_are_weights_of_two_axes_between_their_neighbours() -> None:
     assert len(members) == 6
     assert parameters.keys() - shapes.keys() == {split_member(name)[0] for name in members}
     assert all(weight is parameters[n] for n, weight in named_weights(model) if n not in members)
-
-
-def test_transposed_weights_are_told() -> None:
-    gpt2 = linear_weights(_gpt2())
-    block = "transformer.h.0"
-    names = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-    assert gpt2 == {f"{block}.{name}.weight": True for name in names}  # its head is a tied table
-    gpt_oss = linear_weights(_gpt_oss())
-    assert {split_member(name)[1] is not None for name, other in gpt_oss.items() if other} == {True}
-    assert sum(gpt_oss.values()) == 2 * 3
-    assert "lm_head.weight" not in gpt_oss
 
 
 def test_a_parameter_of_three_axes_in_another_class_stays_whole() -> None:

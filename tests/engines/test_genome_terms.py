@@ -152,10 +152,3 @@ def test_adapters_are_the_centre_and_the_genomes_terms(
         for tensor, wanted in zip(found[name], (expected_a, expected_b), strict=True):
             bits = torch.int16 if dtype == torch.bfloat16 else torch.int32
             assert torch.equal(tensor.cpu().view(bits), wanted.view(bits))
-
-
-def test_slots_of_a_weight_that_is_stored_the_other_way_round() -> None:
-    a, b, rows, columns = torch.zeros(2, 1, 5), torch.zeros(2, 3, 1), slice(0, 3), slice(1, 6)
-    turned = Slots("w", a, b, rows, columns).mT
-    assert (turned.a.shape, turned.b.shape) == ((2, 1, 3), (2, 5, 1))
-    assert (turned.rows, turned.columns) == (columns, rows)

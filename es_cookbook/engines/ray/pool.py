@@ -238,24 +238,27 @@ class RayPool(_AskingHost, Engine):
             ESCookbookError: One of them cannot be built, or disagrees with the others.
         """
         ledger = self._ledger
-        reserving = asyncio.create_task(ledger.cluster.reserve(count))
+        cluster, loop = ledger.cluster, asyncio.get_running_loop()
+        there = cluster.resources()
+        shortage = (
+            f"room on the Ray cluster for {plural(count, 'engine')} with CPU {cluster.num_cpus:g} "
+            f"and GPU {cluster.num_gpus:g} each; it has CPU {there.get('CPU', 0):g} and "
+            f"GPU {there.get('GPU', 0):g} in all"
+        )
+        warning = loop.call_later(_PATIENCE, _logger.warning, "waiting for %s", shortage)
         try:
             async with asyncio.timeout(ledger.start_timeout):
-                done, _ = await asyncio.wait({reserving}, timeout=_PATIENCE)
-                if not done:
-                    _logger.warning("waiting for %s", self._shortage(count))
-                places = await reserving
+                places = await cluster.reserve(count)
         except TimeoutError:
             raise ConfigError(
-                f"within engine.start_timeout={ledger.start_timeout:g} s there was no "
-                f"{self._shortage(count)}"
+                f"within engine.start_timeout={ledger.start_timeout:g} s there was no {shortage}"
             ) from None
         finally:
-            reserving.cancel()
+            warning.cancel()
         try:
             await self._join(places)
         except BaseException:
-            ledger.cluster.release(places)
+            cluster.release(places)
             raise
         # The same for all: they have one builder, and their fingerprints prove the same base.
         self.traits, self.tokenizer, self.space = self.members[-1].built
@@ -421,15 +424,6 @@ class RayPool(_AskingHost, Engine):
                 raise self._none_left()
             await asyncio.wait(self._replacing, return_when=asyncio.FIRST_COMPLETED)
         return min(self.members, key=lambda member: member.mailbox.num_unanswered)
-
-    def _shortage(self, count: int) -> str:
-        cluster = self._ledger.cluster
-        there = cluster.resources()
-        return (
-            f"room on the Ray cluster for {plural(count, 'engine')} with CPU {cluster.num_cpus:g} "
-            f"and GPU {cluster.num_gpus:g} each; it has CPU {there.get('CPU', 0):g} and "
-            f"GPU {there.get('GPU', 0):g} in all"
-        )
 
     async def _join(self, places: Sequence[Place]) -> None:
         """Start engines, and admit them once they have the pool's centre."""

@@ -23,7 +23,6 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from transformers import PreTrainedModel
-from typing_extensions import override
 
 from es_cookbook.engines.torch.kernels.attention import STEP, Looks, attend
 from es_cookbook.engines.torch.kernels.modules import NO_FACTORS, NO_NORMS, LinearOutputs, rows_of
@@ -121,20 +120,17 @@ class TokenCache:
 
     Args:
         num_blocks: most blocks, of `STEP` places each.
+        dtype: dtype of a `KernelCache`; others have that of what is written.
 
     Attributes:
         num_reached: blocks that have been in use.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
+    def __init__(self, num_blocks: int, dtype: torch.dtype = torch.float32) -> None:
+        self.num_blocks, self.dtype = num_blocks, dtype
         self.num_reached = 1
         self._layers: dict[int, LayerStates] = {}
         self._lock = threading.Lock()  # lanes share the cache
-
-    def of_size(self, num_blocks: int) -> "TokenCache":
-        """A cache like this one of another size."""
-        return TokenCache(num_blocks)
 
     def release(self) -> None:
         """Release the memory; the next write takes it again."""
@@ -175,14 +171,6 @@ class KernelCache(TokenCache):
 
     Memory that is never used is not touched, so it has its whole size from the beginning.
     """
-
-    def __init__(self, num_blocks: int, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__(num_blocks)
-        self.dtype = dtype
-
-    @override
-    def of_size(self, num_blocks: int) -> "KernelCache":
-        return KernelCache(num_blocks, self.dtype)
 
     def layer(self, index: int, k_T: torch.Tensor, v_T: torch.Tensor) -> LayerStates:
         """All keys and values of a layer, like these of some tokens: (tokens, kv heads, d)."""

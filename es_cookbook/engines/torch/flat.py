@@ -41,7 +41,7 @@ from es_cookbook.engines.torch.slots import Forward, SlotTable, Work, token_logp
 
 def new_cache(device: torch.device, num_blocks: int, kept: torch.dtype) -> TokenCache:
     """A cache of so many blocks; `kept` is its dtype on the CPU."""
-    return KernelCache(num_blocks, kept) if device.type == "cpu" else TokenCache(num_blocks)
+    return (KernelCache if device.type == "cpu" else TokenCache)(num_blocks, kept)
 
 
 _NOBODYS = -1
@@ -244,7 +244,7 @@ class FlatForward(Forward):
     def _apart(self, works: Sequence[Work]) -> "FlatForward":
         """The same with a separate cache that has room for these."""
         num_blocks = 1 + sum(-(-work.length // STEP) for work in works)
-        cache = self._cache.of_size(num_blocks)
+        cache = type(self._cache)(num_blocks, self._cache.dtype)
         prefixes = PrefixCache(cache, num_blocks)
         apart = FlatForward(self.device, self.prefill_tokens, cache, prefixes, self._never)
         apart.turn_to(self._model)

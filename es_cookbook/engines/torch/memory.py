@@ -13,7 +13,7 @@ import dataclasses
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeVar, cast
 
 import psutil
 import torch
@@ -31,6 +31,7 @@ from es_cookbook.engines.torch.own import Unfit, bytes_of_cache
 from es_cookbook.engines.torch.population_layers import ROWS_PER_BLOCK
 from es_cookbook.evolution.spaces.base import SearchSpace
 
+_Found = TypeVar("_Found")
 _PROBE = "es_cookbook_probe"
 _SHORT, _LONG = 16, 32
 _SMALL = 1 << 22
@@ -110,12 +111,7 @@ def flat_cache_size(
     """
     if not getattr(model, "_supports_attention_backend", False):
         raise Unfit("it has no attention hook in transformers")
-    try:
-        _run_probe(_quick_copy(model))
-    except Unfit:
-        raise
-    except Exception:  # modules that read values, such as routers, cannot run without them
-        _run_probe(_with_weights(model))
+    _run_quickly(model, _run_probe)
     noted, _noted.layers = _noted.layers, []
     if not noted:
         raise Unfit("it does not use its attention hook")
@@ -150,24 +146,31 @@ def own_cache_size(model: PreTrainedModel, path: Path) -> CacheSize:
     if not path.cached:
         hidden = cast("nn.Embedding", model.get_input_embeddings()).weight.shape[1]
         return CacheSize(0, 16 * hidden * model.dtype.itemsize)
-    try:
-        probe = _quick_copy(model)
-        # A mask is looked at, and makes no difference to how much is kept.
-        alone = dataclasses.replace(path, padded=False)
-        short, long = (bytes_of_cache(probe, alone, n) for n in (_SHORT, _LONG))
-    except Unfit:
-        raise
-    except Exception:  # modules that read values cannot run without them
-        probe = _with_weights(model)
-        short, long = (bytes_of_cache(probe, path, n) for n in (_SHORT, _LONG))
+    # A mask makes no difference to how much is kept, and has values, which are looked at.
+    alone = dataclasses.replace(path, padded=False)
+
+    def run(probe: PreTrainedModel) -> list[int]:
+        return [bytes_of_cache(probe, alone, n) for n in (_SHORT, _LONG)]
+
+    short, long = _run_quickly(model, run)
     per_token = max(1, -(-(long - short) // (_LONG - _SHORT)))
     return CacheSize(max(0, short - per_token * _SHORT), per_token)
 
 
-def _quick_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy that runs a few tokens quickly, for models of any size."""
-    if model.num_parameters() <= _SMALL:
-        return _with_weights(model)
+def _run_quickly(model: PreTrainedModel, run: Callable[[PreTrainedModel], _Found]) -> _Found:
+    """Run a copy of a model without its weights if it is large, and can do without them."""
+    if model.num_parameters() > _SMALL:
+        try:
+            return run(_on_meta(model))
+        except Unfit:
+            raise
+        except Exception:  # modules that read values, such as routers, cannot run without them
+            pass
+    return run(_with_weights(model))
+
+
+def _on_meta(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy without weights."""
     memo: dict[int, torch.Tensor] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         empty = torch.empty_like(tensor, device="meta")
@@ -198,9 +201,6 @@ BYTES_OF_LOGIT = 8
 """Bytes of a logit of a row while a token is chosen: in float32, and before that in bfloat16."""
 INT8_BYTES = 1.125
 """Bytes of a weight for products in int8, with its part of a scale (`kernels.int8`)."""
-_MULTIPLY_ALONE = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
-"""Model types whose modules only multiply by their linear weights, except for the output head:
-packed copies of the same size free the weights' memory. For others both are counted."""
 _LEAST_CONTEXT = 512
 """Tokens below which a shorter context does not help, and the user is asked."""
 
@@ -222,7 +222,7 @@ def weight_bytes(
     """
     linear = {p for module in model.modules() if is_linear(module) for p in module.parameters()}
     copies = math.ceil(packed * sum(p.numel() for p in linear))
-    if packed == size and model.config.model_type in _MULTIPLY_ALONE:
+    if packed == size:  # they free the weights' memory, unless other modules read these
         ends = (model.get_input_embeddings(), model.get_output_embeddings())
         kept = {end.weight for end in cast("list[nn.Linear]", ends)}
         copies -= size * sum(p.numel() for p in linear if p not in kept and p.dim() > 1)

@@ -117,7 +117,8 @@ class PrefixCache:
             node: _Node | None = None
             path: list[_Node] = []
             if self._max_idle and work.version == self.version:
-                root = self._roots.setdefault(work.who, _Node(work.who))
+                target = work.request.target
+                root = self._roots.setdefault(target, _Node(target))
                 path = self._find(root, tokens_T, end, owner)
                 node = path[-1] if path else root
             first = path[-1].end if path else 0

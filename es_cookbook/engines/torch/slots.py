@@ -79,11 +79,6 @@ class Work:
         return len(self.request.observation.tokens_T)
 
     @property
-    def who(self) -> Hashable:
-        """The target, for which prefixes are shared."""
-        return self.request.target
-
-    @property
     def length(self) -> int:
         """Tokens with those still to be sampled: the room it needs in a cache."""
         return len(self.sequence) + self.limit

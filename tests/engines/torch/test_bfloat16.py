@@ -11,17 +11,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from es_cookbook.engines.base import LogprobsRequest
-from es_cookbook.engines.torch import self_check
-from es_cookbook.engines.torch.kernels.modules import Path as RowPath
-from es_cookbook.engines.torch.kernels.modules import widen
-from es_cookbook.engines.torch.memory import CacheSize
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import Reference, request, running_engine, score_all, who
 from tests.families import sampled
-from tests.tiny_models import CONTEXT, TinyModel, save_with_tokenizer
+from tests.tiny_models import TinyModel, save_with_tokenizer
 
 GENOMES_G = [Genome((Term(7, 0.1),)), Genome((Term(7, -0.1),))]
 STEPS = [Step((Term(1, 0.05),)), Step((Term(2, -0.05), Term(3, 1e-6)))]
@@ -102,24 +98,3 @@ async def test_a_checkpoint_whose_config_tells_no_dtype_has_that_of_its_weights(
         options = {"dtype": "auto", "products": products}
         async with running_engine(tmp_path / "model", LowRank(), **options) as engine:
             assert (engine.traits.base_dtype, engine.traits.products) == ("bfloat16", products)
-
-
-def path_of(reference: Reference) -> tuple[RowPath, CacheSize]:
-    model = reference.model.to(torch.bfloat16)
-    return self_check.right_path(model, reference.space, CONTEXT)
-
-
-def test_a_model_that_float32_around_products_breaks_stays_in_bfloat16(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reference = Reference(tiny_model("qwen2"), LowRank())
-
-    def widen_and_break(model: torch.nn.Module) -> None:
-        widen(model)
-        for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
-                parameter.mul_(-2)
-
-    monkeypatch.setattr("es_cookbook.engines.torch.population_layers.widen", widen_and_break)
-    path, _ = path_of(reference)
-    assert path.flat and not path.wide

@@ -131,7 +131,7 @@ class _Running:
 
 def _whose(one: _Running) -> object:
     """Weights that answer: the centre's do not change here."""
-    return one.work.who, one.work.who == 0 and one.work.version
+    return one.work.request.target, one.work.request.target == 0 and one.work.version
 
 
 def _places(lease: Lease, end: int) -> list[int]:

@@ -1,42 +1,14 @@
 """Products follow the processor, and nothing that is recorded of steps does."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from numba.core import config
-from transformers import AutoModelForCausalLM
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.torch import host
 from es_cookbook.engines.torch.kernels.products import products_of
-from es_cookbook.evolution.genome import Step, Term
-from es_cookbook.evolution.spaces.low_rank import LowRank
-from tests.engines.torch.reference import running_engine
-from tests.tiny_models import TinyModel, save_with_tokenizer
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def bfloat16_model(tiny_model: TinyModel, tmp_path: Path) -> Path:
-    model = AutoModelForCausalLM.from_pretrained(tiny_model("qwen2"), dtype=torch.bfloat16)
-    save_with_tokenizer(model, tmp_path / "model")
-    return tmp_path / "model"
-
-
-@pytest.mark.anyio
-async def test_fingerprints_do_not_depend_on_products(bfloat16_model: Path) -> None:
-    steps = [Step((Term(1, 0.1), Term(2, -1e-4))), Step((Term(3, 0.01),), decay=0.1)]
-    found: list[list[int]] = []
-    for products in ("float32", "bfloat16"):
-        async with running_engine(
-            bfloat16_model, LowRank(), dtype="auto", products=products
-        ) as engine:
-            assert engine.traits.products == products
-            found.append([await engine.apply(step) for step in steps])
-            assert await engine.restore(steps) == found[-1][-1]
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(
@@ -46,21 +18,17 @@ async def test_fingerprints_do_not_depend_on_products(bfloat16_model: Path) -> N
         ("+avx512f,-avx512bf16,-amx-bf16", torch.bfloat16, torch.float32),
         ("+amx-bf16", torch.float16, torch.float32),
         ("+amx-bf16", torch.float32, torch.float32),
+        ("no more than VNNI", torch.bfloat16, torch.float32),
     ],
 )
 def test_products_are_in_what_is_fastest_of_what_is_exact_enough(
     monkeypatch: pytest.MonkeyPatch, features: str, weights: torch.dtype, products: torch.dtype
 ) -> None:
+    if features == "no more than VNNI":
+        features = "+avx512bf16"
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")
     monkeypatch.setattr(config, "CPU_FEATURES", features)
     assert products_of(weights, CPU) == products
-
-
-def test_a_limit_of_onednn_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "CPU_FEATURES", "+avx512bf16")
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")
-    assert products_of(torch.bfloat16, CPU) == torch.float32
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-    assert products_of(torch.bfloat16, CPU) == torch.bfloat16
 
 
 @pytest.mark.parametrize(("has", "products"), [(True, torch.bfloat16), (False, torch.float32)])

@@ -1,6 +1,5 @@
 """The queue gives lanes what fits, keeps genomes' order and forgets what was cancelled."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
@@ -57,15 +56,6 @@ def test_requests_too_long_for_the_cache_stay_until_it_is_longer() -> None:
     assert queue.longest(model) == 0
 
 
-def test_cancelled_requests_are_not_handed_out() -> None:
-    model, queue = _model(), WorkQueue(1)
-    samples, scores = [_sample(model) for _ in range(3)], [_score(model, 4) for _ in range(2)]
-    queue.put([*samples, *scores])
-    samples[1].cancelled = scores[0].cancelled = True
-    assert queue.take_samples(model, {}, 1, 64, _any) == [samples[0], samples[2]]
-    assert queue.take_scores(model, 100) == [scores[1]]
-
-
 def test_scores_come_in_batches_of_at_most_so_many_tokens_but_at_least_one() -> None:
     model, queue = _model(), WorkQueue(1)
     works = [_score(model, length) for length in (50, 10, 10, 15, 5)]
@@ -86,21 +76,6 @@ def test_a_free_lane_turns_to_the_model_that_fewest_lanes_are_on_and_that_waited
     queue.leave(other)
     queue.take_scores(one, 9)
     assert queue.wait_for_model() is one
-
-
-def test_closing_wakes_waiting_lanes_and_returns_what_waited() -> None:
-    model, queue = _model(), WorkQueue(1)
-    woken: list[PopulationModel | None] = []
-    lane = threading.Thread(target=lambda: woken.append(queue.wait_for_model()))
-    lane.start()
-    assert queue.close() == []
-    lane.join(timeout=10)
-    assert woken == [None]
-    waiting = WorkQueue(1)
-    works = [_sample(model), _score(model, 3)]
-    waiting.put(works)
-    assert set(map(id, waiting.close())) == set(map(id, works))
-    assert waiting.wait_for_model() is None
 
 
 def test_lanes_share_what_came_together_equally_whichever_is_first() -> None:

@@ -70,8 +70,3 @@ def test_what_was_printed_while_starting_well_is_no_cause() -> None:
     assert str(output.failure("vLLM failed", KeyError("slot"))) == "vLLM failed: 'slot'"
     printed(output, RANK_THEN_CORE.replace("no float32", "no float64"))
     assert str(output.failure("vLLM failed", SEE_ABOVE)).endswith("AttributeError: no float64")
-
-
-def test_an_error_that_says_enough_is_told_by_its_informative_line() -> None:
-    error = ValueError("1 validation error for ModelConfig\n  this model has no weights\nmore")
-    assert str(Output().failure("start", error)) == "start: this model has no weights"
