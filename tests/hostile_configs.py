@@ -35,45 +35,29 @@ def run(*_, **__): Path({CANARY!r}).touch()
 """A module that leaves a trace as soon as it is imported."""
 
 _TARGETS = """
-os:system os:execv posix:system pty:spawn subprocess:run subprocess:Popen multiprocessing:Process
-builtins:eval builtins:exec builtins:open builtins:getattr cProfile:run pdb:run code:interact
-runpy:run_path importlib:import_module pkgutil:resolve_name pickle:loads marshal:loads shelve:open
-functools:partial operator:methodcaller types:FunctionType unittest.mock:patch ctypes:CDLL
-webbrowser:open antigravity:fly site:main sys:exit logging.config:dictConfig http.server:test
-torch:load torch.hub:load numpy:load torch.utils.cpp_extension:load anyio:run chz:entrypoint
-transformers.dynamic_module_utils:get_class_from_dynamic_module chz.factories:standard
-huggingface_hub:snapshot_download pip:main evil_env:Builder evil_env.data:Builder sitecustomize:run
-tests.fakes:FakeEngine
+os:system posix:system subprocess:Popen builtins:eval builtins:getattr cProfile:run runpy:run_path
+importlib:import_module pickle:loads functools:partial operator:methodcaller ctypes:CDLL
+antigravity:fly torch.hub:load numpy:load anyio:run chz:entrypoint pip:main sitecustomize:run
+transformers.dynamic_module_utils:get_class_from_dynamic_module huggingface_hub:snapshot_download
+evil_env:Builder evil_env.data:Builder tests.fakes:FakeEngine
 """
 TARGETS = _TARGETS.split()
 NAMES = (
     # Through a module of es_cookbook to what it imports.
-    *("es_cookbook.common.files:os.system", "es_cookbook.common.files:os", "es_cookbook:sys"),
-    "es_cookbook.common.trust:importlib.import_module",
-    "es_cookbook.engines.ray.cluster:pickle.loads",
-    "es_cookbook.common.configs:Path",
-    "es_cookbook.common.configs:chz.entrypoint",
+    *("es_cookbook.common.files:os.system", "es_cookbook:sys"),
+    *("es_cookbook.common.trust:importlib.import_module", "es_cookbook.common.configs:Path"),
     # Through a class to everything else, and what is private to Python.
     "es_cookbook.runs.directory.directory:RunLock.__init__.__globals__",
-    "es_cookbook.runs.config:Config.__class__",
-    "es_cookbook.runs.config:Config.__subclasses__",
-    "es_cookbook.runs.config:Config.mro",
-    *("es_cookbook:__loader__.load_module", "es_cookbook:__builtins__"),
-    *("es_cookbook.__main__:main", "es_cookbook.__main__:importlib", "es_cookbook.__init__:X"),
-    *("__main__:main", "__main__:EVIL", "__main__:os.system", "__builtins__:eval", "__mp_main__:X"),
+    *("es_cookbook.runs.config:Config.__subclasses__", "es_cookbook.runs.config:Config.mro"),
+    *("es_cookbook:__builtins__", "es_cookbook.__main__:main", "__main__:os.system"),
     # What only looks like es_cookbook, or like a name.
-    *("еs_cookbook.train:Config", "ｅｓ_cookbook.train:Config", "es_cookbook\u200b.train:Config"),
-    *("es_cookbook\x00.train:Config", " es_cookbook.runs:Config", "es_cookbook.runs: Config"),
-    *("es_cookbook.runs:Ｃonfig", "es_cookbook.runs:Config\n", "es_cookbooks.train:Config"),
-    *("es_cookbook_evil:Builder", "es_cookbook", "es_cookbook:", ":Config", ""),
+    *("еs_cookbook.train:Config", "es_cookbook\u200b.train:Config", " es_cookbook.runs:Config"),
+    *("es_cookbook.runs:Config\n", "es_cookbook_evil:Builder", "es_cookbook:", ":Config", ""),
     # Paths, relative names, expressions.
-    *("../evil_env:Builder", "/tmp/evil_env:Builder", "./evil_env.py:Builder", ".evil_env:Builder"),
-    *("evil_env.:Builder", "es_cookbook..evil_env:Builder", "evil_env.py:X"),
-    *("es_cookbook/../evil_env:Builder", "file:///tmp/evil_env:Builder", "evil_env\\data:Builder"),
-    *("lambda: __import__('evil_env')", "es_cookbook.runs:(lambda: 0)", "1:2"),
+    *("../evil_env:Builder", "/tmp/evil_env:Builder", ".evil_env:Builder", "evil_env.py:X"),
+    *("es_cookbook/../evil_env:Builder", "lambda: __import__('evil_env')", "1:2"),
     # Real ones, where they do not belong.
-    *("es_cookbook.runs.program:run", "es_cookbook.common.cli:run_cli"),
-    *("es_cookbook.evolution.optimizers.es:ES", "es_cookbook.plugins.hub.push:HubCommand"),
+    *("es_cookbook.runs.program:run", "es_cookbook.evolution.optimizers.es:ES"),
 )
 
 _COMMAND = f"__import__('pathlib').Path({CANARY!r}).touch()"
@@ -101,36 +85,26 @@ def _deep() -> Iterator[tuple[str, Any]]:
     }
     for hidden in (evil, run, nested, {"$import": "evil_env:run"}):
         yield "search_space.include", {"$tuple": ["*", hidden]}
-        yield "search_space.include", [hidden]
-        yield "dataset.num_numbers", {"$tuple": [3, {"$tuple": [hidden]}]}
         yield "sampling", {"$class": "es_cookbook.rl.types:SamplingParams", "max_tokens": hidden}
         yield "dataset", {"$partial": "es_cookbook.evolution.schedules:Cosine", "args": [hidden]}
         yield "log_path", {"$dict": [[hidden, hidden]]}
-        yield "seed", {"": hidden}
         yield "preference", {"$path": hidden}
-        yield "dataset.reward", {"$class": hidden}
         yield "dataset.reward", {"$class": ["evil_env:Builder"], "$import": "evil_env:run"}
     yield from _by_own_functions()
     vllm = "es_cookbook.engines.vllm.engine:VLLMEngineBuilder"
     for name, value in (
         ("worker_cls", "evil_env.Builder"),
-        ("scheduler_cls", "evil_env.Builder"),
         ("trust_remote_code", True),
         ("logits_processors", ["evil_env:Builder"]),
-        ("reasoning_parser_plugin", "evil_env.py"),
         ("hf_overrides", evil),
-        ("max_num_seqs", "evil_env"),
         ("data_parallel_address", "10.0.0.1"),
     ):
         yield "engine", {"$class": vllm, "extra": {name: value}}
     ray = "es_cookbook.engines.ray.pool:RayPoolBuilder"
     for name, value in (
-        ("address", "10.0.0.1:6379"),
         ("address", "ray://evil.example:10001"),
         ("env", {"LD_PRELOAD": "evil.so"}),
-        ("env", {"PYTHONPATH": "."}),
         ("engine", {"$class": vllm, "extra": {"worker_cls": "evil_env.Builder"}}),
-        ("engine", {"$class": ray}),
     ):
         yield "engine", {"$class": ray, name: value}
 
@@ -142,14 +116,10 @@ def _by_own_functions() -> Iterator[tuple[str, Any]]:
     loading = {"$partial": "es_cookbook.common.configs:load_fields", "args": []}
     for reward in (
         loading | {"keywords": script},
-        {"$import": "es_cookbook.common.configs:load_fields"},
         {"$import": "es_cookbook.common.configs:config_from_json"},
         {"$partial": "es_cookbook.common.trust:resolve", "args": ["evil_env:run"]},
-        {"$import": "es_cookbook.common.trust:resolve"},
-        {"$import": "es_cookbook.rl.data.rows:write_rows"},
         {"$partial": "es_cookbook.rl.data.rows:write_rows", "args": [CANARY]},
         {"$import": "es_cookbook.common.cli:run_cli"},
-        {"$import": "__main__:main"},
         {"$class": "es_cookbook.evolution.optimizers.momentum:Momentum"},
         {
             "$class": "es_cookbook.plugins.judges.reward:Judge",
@@ -159,8 +129,7 @@ def _by_own_functions() -> Iterator[tuple[str, Any]]:
     ):
         yield "dataset", task | {"reward": reward}
     verifiers = "es_cookbook.plugins.verifiers.dataset:TasksetProblems"
-    for taskset in ("es_cookbook.rl.data.task:Task", "es_cookbook.runs.config:Config"):
-        yield "dataset", {"$class": verifiers, "taskset": {"$import": taskset}}
+    yield "dataset", {"$class": verifiers, "taskset": {"$import": "es_cookbook.runs.config:Config"}}
     textarena = "es_cookbook.plugins.textarena.env:TextArenaDatasetBuilder"
     yield "dataset", {"$class": textarena, "game": "evil_env"}
     logic = "es_cookbook.recipes.logic.dataset:LogicDatasetBuilder"
@@ -183,34 +152,22 @@ def hostile_configs() -> list[str]:
 
 def _opened(directory: Path) -> dict[str, Callable[[], object]]:
     """The ways to open a run directory, by name."""
-    import chz
-
-    from es_cookbook.cli.export import ExportConfig
-    from es_cookbook.cli.export import main as export
     from es_cookbook.cli.resume import Resume
     from es_cookbook.cli.resume import main as resume
     from es_cookbook.common.cli import run_cli
-    from es_cookbook.common.configs import config_to_json, load_config
+    from es_cookbook.common.configs import load_config
     from es_cookbook.plugins.branches.fork import Fork
     from es_cookbook.plugins.branches.fork import main as fork
     from es_cookbook.plugins.play.play import PlayConfig
     from es_cookbook.plugins.play.play import main as play
-    from es_cookbook.plugins.sweep import is_complete
     from es_cookbook.runs.config import Config
-    from es_cookbook.runs.directory.opening import differences
 
     log_path, output = f"log_path={directory}", f"output={directory / 'output'}"
-    ours = load_config(RECORDED / "low_rank/config.json", Config)
-    here = chz.replace(ours, log_path=str(directory))
-    text = directory / "config.json"
     return {
-        "load_config": lambda: load_config(text, Config),
+        "load_config": lambda: load_config(directory / "config.json", Config),
         "resume": lambda: run_cli(functools.partial(resume, fields={}), Resume, [log_path]),
         "fork": lambda: run_cli(functools.partial(fork, fields={}), Fork, [log_path, output]),
         "play": lambda: run_cli(play, PlayConfig, [log_path, "problem=0"]),
-        "export": lambda: run_cli(export, ExportConfig, [log_path, output]),
-        "sweep": lambda: is_complete(here),
-        "differences": lambda: differences(text.read_text(), config_to_json(here), []),
     }
 
 
@@ -268,7 +225,7 @@ def main(directory: Path) -> Mapping[str, object]:
     import_module, importlib.import_module = importlib.import_module, asked
     sys.addaudithook(watch)
     said: dict[str, list[str]] = {}
-    for text in sampled(hostile_configs(), 100):
+    for text in sampled(hostile_configs(), 40):
         (directory / "config.json").write_text(text)
         said[text] = []
         for way, opened in ways.items():

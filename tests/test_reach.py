@@ -2,8 +2,6 @@
 
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -94,21 +92,12 @@ def test_what_the_dockerfile_copies_is_there_and_sent_to_it() -> None:
     } <= sources
 
 
-def test_hadolint_has_nothing_to_say_of_the_dockerfile() -> None:
-    command = [Path(sys.executable).parent / "hadolint", "Dockerfile"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
 def test_the_extras_that_the_images_install_exist() -> None:
     text = "\n".join(value for name, value in DOCKERFILE if name == "RUN")
     listed = ",".join(re.findall(r'"\.\[([\w,]+)\]"', text)).split(",")
     named = {*listed, *re.findall(r"--extra (\w+)", text)}
     assert named <= EXTRAS.keys()
     assert {"vllm", "gguf"} <= named
-
-
-# --- clusters ------------------------------------------------------------------------------------
 
 
 # --- workflows, forms, citation ------------------------------------------------------------------
@@ -132,19 +121,3 @@ def test_what_a_workflow_runs_is_there(workflow: Path) -> None:
         run = step.get("run", "")
         assert set(re.findall(r"\bmake ([\w.]+)", run)) <= targets
         assert all((ROOT / script).exists() for script in re.findall(r"^\.\S+", run))
-
-
-def test_the_site_that_is_published_is_what_make_docs_builds() -> None:
-    (path,) = [
-        step["with"]["path"]
-        for step in steps(ROOT / ".github/workflows/docs.yml")
-        if "upload-pages" in step.get("uses", "")
-    ]
-    assert f". {path}\n" in MAKEFILE
-
-
-def test_a_release_is_checked_before_it_is_published() -> None:
-    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text("utf-8"))["jobs"]
-    text = "\n".join(step.get("run", "") for step in jobs["build"]["steps"])
-    assert all(each in text for each in ("__version__", "twine check --strict", "pip check"))
-    assert jobs["publish"]["needs"] == "build"
