@@ -4,8 +4,7 @@ A session has its own task, because rollouts come and go, and any of them may op
 share. After a failure it gets no more calls: it ends when pending ones are answered, and the next
 call opens another.
 
-A server that sends too much is cut off (`es_cookbook.plugins.mcp.transports`). A command is a
-process group, which ends with the session.
+A command is a process group, which ends with the session.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ from pydantic import ValidationError
 from es_cookbook.common.errors import EnvError, leaves
 from es_cookbook.common.terminal import one_line
 from es_cookbook.plugins.mcp.servers import MOST_TOOLS, MCPTool, Server, checked_tools, told
-from es_cookbook.plugins.mcp.transports import Allowance, http, stdio
+from es_cookbook.plugins.mcp.transports import http, stdio
 from es_cookbook.rl.messages.tools import Result, cut, failed
 
 _SECONDS_TO_END = 3.0
@@ -56,7 +55,6 @@ class Session:
         self._num_calls = 0
         self._why = ""
         self._tools: Sequence[MCPTool] = ()
-        self._allowance = Allowance(self._ended)
         self._over, self._scope = asyncio.Event(), anyio.CancelScope()
         self._opened: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
         self.living = asyncio.create_task(self._live())
@@ -85,7 +83,6 @@ class Session:
             if (tool.name, tool.parameters) not in [(t.name, t.parameters) for t in self._tools]:
                 raise EnvError(f"{self._server} no longer has the tool {tool.name!r} as it was")
             request = CallToolRequest(params=params)
-            self._allowance.renew(self._num_calls)
             try:
                 # Not `call_tool`, which checks results by a schema of the server's.
                 found = await client.send_request(request, CallToolResult)
@@ -143,10 +140,8 @@ class Session:
     async def _live(self) -> None:
         server = self._server
         try:
-            if server.is_url:
-                transport = http(server.target, self._allowance)
-            else:
-                transport = stdio(server.target, self._allowance, self._ended)
+            target = server.target
+            transport = http(target) if server.is_url else stdio(target, self._ended)
             with self._scope:
                 async with Client(transport, cache=None) as client:
                     self._tools = list(checked_tools(server, await _all_tools(client.session)))
