@@ -19,21 +19,24 @@ from es_cookbook.common.terminal import command, plural, say
 from es_cookbook.common.trust import trust_option
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
+from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.scoring import Scoring, loaded
 from es_cookbook.rl.problem_env import told_stop
-from es_cookbook.rl.types import RLDataset
+from es_cookbook.rl.types import Datasets, RLDataset
 from es_cookbook.runs.config import MAY_DIFFER, Config
 from es_cookbook.runs.directory.directory import HISTORY, PROFILE, SNAPSHOTS, Recorded
-from es_cookbook.runs.directory.opening import RunState, begin_in, open_history, run_state
-from es_cookbook.runs.history.format import Record, num_forked
-from es_cookbook.runs.history.store import HistoryStore, check_same_base, header_of
+from es_cookbook.runs.directory.opening import RunState, begin_in, run_state
+from es_cookbook.runs.history.format import Header, Record, num_forked
+from es_cookbook.runs.history.store import check_same_base, header_of
 from es_cookbook.runs.loop import Run
+from es_cookbook.runs.recorder import Recorder
 from es_cookbook.runs.setup import Mover, begin_recording, load_problems, open_engine
 from es_cookbook.runs.signals import advise
 from es_cookbook.runs.tracking.base import RunInfo, Tracker
 
 if TYPE_CHECKING:
     from es_cookbook.population.step_sizes import FoundSigma
+    from es_cookbook.runs.choosing import Looked
 
 
 class EvolutionStrategies(Mover[Run]):
@@ -113,75 +116,30 @@ class EvolutionStrategies(Mover[Run]):
 
     @override
     async def open(self, stack: contextlib.AsyncExitStack) -> Run:
-        began, config = time.perf_counter(), self.config
-        looking = _one_by_one(config)
-        engine, datasets = await open_engine(looking, stack)
-        _check_problems(config, datasets.train)
-        looked = None
-        if config.size:
-            from es_cookbook.runs import choosing
-
-            left = 60 * config.minutes - (time.perf_counter() - began)
-            config, looked = await choosing.sized_run(config, engine, datasets, left)
-            self._config_json = config_to_json(config)
-            if config.dataset != looking.dataset:
-                datasets = await load_problems(config, engine)
-        scoring = Scoring(
-            config.objective,
-            config.fitness,
-            loaded(config.regularisers, engine, config.seed),
-            config.num_pairs,
-        )
-        sampler = config.sampler(engine, self.log_path)
-        header = self._state.history.header
-        found = header.found if header else {}
-        if header is None and config.optimizer.unsettled:
-            from es_cookbook.runs import choosing
-
-            found = await choosing.found(config, engine, datasets.train, looked)
-        optimizer = _optimizer(config, engine, datasets.train, found)
-        history = await self._history(config, engine, found)
+        began = time.perf_counter()
+        engine, datasets = await open_engine(_one_by_one(self.config), stack)
+        _check_problems(self.config, datasets.train)
+        answers = None
+        if self.config.size:
+            datasets, answers = await self._choose_sizes(engine, datasets, began)
+        config, dataset, state = self.config, datasets.train, self._state
+        found = await self._found(engine, dataset, answers)
+        optimizer = _optimizer(config, engine, dataset, found)
+        regularisers = loaded(config.regularisers, engine, config.seed)
+        scoring = Scoring(config.objective, config.fitness, regularisers, config.num_pairs)
+        header = await self._header(engine, found)
+        held_back = await self._restore(engine, optimizer, dataset, scoring)
+        history = begin_in(self.log_path, header, state, self._config_json, config.num_generations)
         stack.callback(history.close)
-        held_back = await self._restore(history, config, engine, optimizer, datasets.train, scoring)
-        state, length = self._state, config.num_generations
-        begin_in(self.log_path, history, state, self._config_json, length)
         advise(f"to go on: {self._command('resume')}")
-        of = engine.tokenizer, engine.traits.context_length, config.seed
-        regularisers, test_P = config.regularisers, datasets.test_P
-        info = RunInfo(
-            path=self.log_path,
-            config_json=self._config_json,
-            run_seed=config.seed,
-            num_generations=length,
-            start_generation=history.next_generation,
-            measured=state.metrics,
-            underway=sampler.underway,
-        )
-        recorder = begin_recording(
-            config,
-            info,
-            sampler,
-            datasets,
-            stack,
-            forked=num_forked(header),
-            trained_on=[d for each in regularisers for d in each.trained_on(engine.tokenizer)],
-            extra_P=[p for each in regularisers for p in each.held_out(*of, test_P) if test_P],
-            trackers=_snapshots(config, info),
-        )
-        for step in history.steps():
-            recorder.progress.moved(step)
-        del state
+        sampler = config.sampler(engine, self.log_path)
+        recorder = self._recorder(sampler, datasets, stack)
         self._state = RunState("begin")  # A long run does not keep its past in memory.
-        if config.profile:
-            from es_cookbook.runs.profile import Profile
-
-            profile = stack.enter_context(Profile(self.log_path / PROFILE))
-            engine.spans = sampler.spans = recorder.spans = profile
         return Run(
             config=config,
-            generations=range(info.start_generation, length),
+            generations=range(history.next_generation, config.num_generations),
             held_back=held_back,
-            dataset=datasets.train,
+            dataset=dataset,
             optimizer=optimizer,
             sampler=sampler,
             scoring=scoring,
@@ -190,35 +148,53 @@ class EvolutionStrategies(Mover[Run]):
             recorder=recorder,
         )
 
-    async def _history(
-        self, config: Config, engine: Engine, found: Mapping[str, float]
-    ) -> HistoryStore:
-        """The history of the run; the base of a recorded run has been compared."""
-        state, traits, name = self._state, engine.traits, config.model_name
-        then, dtype = state.history.header, traits.base_dtype
-        if state.history.generations and then is not None:
-            if then.products is not None and then.products != traits.products:
-                say(
-                    f"going on with products in {traits.products or dtype}: the run began with "
-                    f"{then.products}, so its rollouts may differ by a rare token; engine.products "
-                    "chooses"
-                )
-            header = dataclasses.replace(then, model_name=name, dtype=dtype)
-        else:
+    async def _choose_sizes(
+        self, engine: Engine, datasets: Datasets, began: float
+    ) -> "tuple[Datasets, Looked]":
+        """Choose the sizes of a new run by the centre's first answers, which are returned."""
+        from es_cookbook.runs.choosing import sized_run  # Few runs choose sizes.
+
+        seconds = 60 * self.config.minutes - (time.perf_counter() - began)
+        loaded_for = _one_by_one(self.config).dataset
+        self.config, answers = await sized_run(self.config, engine, datasets, seconds)
+        self._config_json = config_to_json(self.config)
+        if self.config.dataset != loaded_for:
+            datasets = await load_problems(self.config, engine)
+        return datasets, answers
+
+    async def _found(
+        self, engine: Engine, dataset: RLDataset, answers: "Looked | None"
+    ) -> Mapping[str, float]:
+        """Values of the optimizer's options that are `auto`: the recorded ones, or found now."""
+        if (header := self._state.history.header) is not None:
+            return header.found
+        if not self.config.optimizer.unsettled:
+            return {}
+        from es_cookbook.runs.choosing import found
+
+        return await found(self.config, engine, dataset, answers)
+
+    async def _header(self, engine: Engine, found: Mapping[str, float]) -> Header:
+        """The header of the history; the base of a recorded run has been compared."""
+        history, traits, name = self._state.history, engine.traits, self.config.model_name
+        then, dtype = history.header, traits.base_dtype
+        if then is None or not history.generations:
             header = await asyncio.to_thread(header_of, name, dtype)
-            header = dataclasses.replace(header, found=found, products=traits.products)
-        return open_history(self.log_path, header, state)
+            return dataclasses.replace(header, found=found, products=traits.products)
+        if then.products not in (None, traits.products):
+            say(
+                f"going on with products in {traits.products or dtype}: the run began with "
+                f"{then.products}, so its rollouts may differ by a rare token; engine.products "
+                "chooses"
+            )
+        header = dataclasses.replace(then, model_name=name, dtype=dtype)
+        check_same_base(self.log_path / HISTORY, then, header)
+        return header
 
     async def _restore(
-        self,
-        history: HistoryStore,
-        config: Config,
-        engine: Engine,
-        optimizer: Optimizer,
-        dataset: RLDataset,
-        scoring: Scoring,
+        self, engine: Engine, optimizer: Optimizer, dataset: RLDataset, scoring: Scoring
     ) -> Record | None:
-        """Bring optimizer, dataset, scoring and engine to the end of the history.
+        """Bring engine, optimizer, dataset and scoring to the end of the history.
 
         If the genomes of the next generation are around an earlier centre, the engine is brought to
         that one, and the record whose step it has not taken is returned.
@@ -226,12 +202,12 @@ class EvolutionStrategies(Mover[Run]):
         The first steps of a fork are those of its parent, taken as given: an optimizer with a state
         starts anew at the fork, and knows only these steps.
         """
-        records = list(history.records())
+        records = self._state.history.records
         if not records:
             return None
         from es_cookbook.runs.recorded import replay_dataset, replay_optimizer, restore
 
-        given = num_forked(history.header)
+        given = num_forked(self._state.history.header)
         replay_optimizer(
             optimizer,
             records,
@@ -242,10 +218,48 @@ class EvolutionStrategies(Mover[Run]):
         replay_dataset(dataset, records, given)
         for record in records:
             scoring.tell(record.results_P)
-        taken = records[: config.centre_of(len(records))]
+        taken = records[: self.config.centre_of(len(records))]
         say(f"rebuilding the centre after {plural(len(taken), 'generation')}")
-        await restore(engine, history.path, taken, config.model_name)
+        await restore(engine, self.log_path / HISTORY, taken, self.config.model_name)
         return records[-1] if len(taken) < len(records) else None
+
+    def _recorder(
+        self, sampler: PopulationSampler, datasets: Datasets, stack: contextlib.AsyncExitStack
+    ) -> Recorder:
+        """The recorder of the run, at the end of the history."""
+        config, engine, history = self.config, sampler.engine, self._state.history
+        info = RunInfo(
+            path=self.log_path,
+            config_json=self._config_json,
+            run_seed=config.seed,
+            num_generations=config.num_generations,
+            start_generation=history.generations,
+            measured=self._state.metrics,
+            underway=sampler.underway,
+        )
+        of_model = engine.tokenizer, engine.traits.context_length, config.seed
+        regularisers, test_P = config.regularisers, datasets.test_P
+        recorder = begin_recording(
+            config,
+            info,
+            sampler,
+            datasets,
+            stack,
+            forked=num_forked(history.header),
+            trained_on=[d for each in regularisers for d in each.trained_on(engine.tokenizer)],
+            extra_P=[
+                p for each in regularisers for p in each.held_out(*of_model, test_P) if test_P
+            ],
+            trackers=_snapshots(config, info),
+        )
+        for record in history.records:
+            recorder.progress.moved(record.step)
+        if config.profile:
+            from es_cookbook.runs.profile import Profile
+
+            profile = stack.enter_context(Profile(self.log_path / PROFILE))
+            engine.spans = sampler.spans = recorder.spans = profile
+        return recorder
 
 
 def check_outside(config: Config) -> None:

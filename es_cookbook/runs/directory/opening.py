@@ -143,8 +143,14 @@ def decided(
     return decision
 
 
-def open_history(log_path: Path, header: Header, state: RunState) -> HistoryStore:
-    """The history of a run in the state that `run_state` found; a run to delete is deleted.
+def begin_in(
+    log_path: Path, header: Header, state: RunState, config_json: str, num_generations: int
+) -> HistoryStore:
+    """Begin or continue a run in the state that `run_state` found; returns its open history.
+
+    Before this, nothing of a recorded run has changed, so it can still be refused. A run to delete
+    is deleted. The Config of one that continues stays as it was recorded, except for its length,
+    and lines of generations that the history does not have are cut.
 
     Raises:
         RunDirectoryError: The disk refuses, or the directory holds other files.
@@ -152,26 +158,12 @@ def open_history(log_path: Path, header: Header, state: RunState) -> HistoryStor
     """
     if state.decision == "delete":
         delete_run(log_path)
-    return HistoryStore(log_path / HISTORY, header, state.history)
-
-
-def begin_in(
-    log_path: Path, history: HistoryStore, state: RunState, config_json: str, num_generations: int
-) -> None:
-    """Write the Config and open the history; cut lines of generations that it does not have.
-
-    Before this, nothing of a run that continues has changed, so it can still be refused. Its Config
-    stays as it was recorded, except for its length.
-
-    Raises:
-        RunDirectoryError: The disk refuses.
-    """
     if state.config_json is not None:
         config_json = with_length(state.config_json, num_generations)
     replace_file(log_path / CONFIG, [config_json.encode()])
-    history.begin()
     for name in GENERATION_KEYS:
-        cut_lines(log_path / name, history.next_generation)
+        cut_lines(log_path / name, state.history.generations)
+    return HistoryStore(log_path / HISTORY, header, state.history)
 
 
 def with_length(config_json: str, num_generations: int) -> str:

@@ -15,7 +15,6 @@ from es_cookbook.checkpoints.model_files import base_identity
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
 from es_cookbook.common.files import ANY_SIZE, lines, opened
 from es_cookbook.common.terminal import command, one_line, plural
-from es_cookbook.evolution.genome import Step
 from es_cookbook.runs.files import LineFile
 from es_cookbook.runs.history.format import LONGEST_LINE, Header, Record, decode, encode
 
@@ -157,53 +156,40 @@ def _advice(path: Path, whole: int) -> str:
 
 
 class HistoryStore:
-    """The history of one run, for appending.
+    """The history of one run, open for appending.
 
     Args:
         path: path of the file.
-        header: header of this process, for a new run or to continue one.
-        found: the recorded history; read now if None.
+        header: written if the file has none, else compared with the one that it has.
+        found: the recorded history, which is read now if None. A damaged last line behind it is
+            cut.
 
     Attributes:
         next_generation: the number of recorded generations, and of the next one.
-        header: header of the recorded run, or of a new one.
 
     Raises:
         HistoryError: As `read_history`, or the run began with another base (names it).
+        RunDirectoryError: The file cannot be written.
     """
 
     def __init__(self, path: Path, header: Header, found: Prefix | None = None) -> None:
         found = read_prefix(path, None) if found is None else found
         if found.header is not None:
             check_same_base(path, found.header, header)
-        self.path = path
-        self.header = found.header or header
         self.next_generation = found.generations
-        self._found: Prefix | None = found
-        self._size = found.num_bytes
-        self._file: LineFile | None = None
-
-    def begin(self) -> LineFile:
-        """Open the file: cut a damaged last line, and write the header of a new run.
-
-        Raises:
-            RunDirectoryError: The file cannot be written.
-        """
-        if self._file is None:
-            file = LineFile(self.path)
-            try:
-                if (cut := file.truncate(self._size)) and self._size:
-                    logger.warning(
-                        "%s: dropped a torn last line (%s); the run continues from generation %d",
-                        *(self.path, plural(cut, "byte"), self.next_generation),
-                    )
-                if not self._size:
-                    file.append(encode(self.header))
-            except BaseException:
-                file.close()
-                raise
-            self._file = file
-        return self._file
+        self._file = LineFile(path)
+        try:
+            cut = self._file.truncate(found.num_bytes)
+            if not found.num_bytes:
+                self._file.append(encode(header))
+            elif cut:
+                logger.warning(
+                    "%s: dropped a torn last line (%s); the run continues from generation %d",
+                    *(path, plural(cut, "byte"), self.next_generation),
+                )
+        except BaseException:
+            self._file.close()
+            raise
 
     def append(self, record: Record) -> None:
         """Record a generation; it counts when this returns.
@@ -216,22 +202,12 @@ class HistoryStore:
             raise HistoryError(
                 f"the history expects generation {self.next_generation}, found {record.generation}"
             )
-        self.begin().append(encode(record))
+        self._file.append(encode(record))
         self.next_generation += 1
-        self._found = None  # A long run does not keep its past in memory.
-
-    def records(self) -> Iterator[Record]:
-        """All records in order; read again from the disk after the first `append`."""
-        return read_history(self.path) if self._found is None else iter(self._found.records)
-
-    def steps(self) -> Iterator[Step]:
-        """The steps alone."""
-        return (record.step for record in self.records())
 
     def close(self) -> None:
         """Close the file; closing twice is harmless."""
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
 
 
 def header_of(model_name: str, base_dtype: str) -> Header:

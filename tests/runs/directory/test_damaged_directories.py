@@ -31,7 +31,7 @@ from es_cookbook.runs.centre.replay import latest_snapshot
 from es_cookbook.runs.centre.snapshots import write_snapshot
 from es_cookbook.runs.config import MAY_DIFFER
 from es_cookbook.runs.directory.directory import FILES_OF_RUNS, Recorded
-from es_cookbook.runs.directory.opening import begin_in, open_history, run_state
+from es_cookbook.runs.directory.opening import begin_in, run_state
 from es_cookbook.runs.history.format import CHECKSUM_KEY, Header
 from es_cookbook.runs.history.store import read_header, read_history
 from es_cookbook.runs.recorded import open_run
@@ -149,8 +149,7 @@ def resumed(path: Path, original: dict[str, bytes]) -> None:
     config_json = written_now(original["config.json"].decode())
     length = json.loads(config_json)["num_generations"]
     state = run_state(Recorded(path), config_json, length, "resume", MAY_DIFFER)
-    history = open_history(path, header, state)
-    begin_in(path, history, state, config_json, length)
+    history = begin_in(path, header, state, config_json, length)
     history.close()
     assert state.decision in ("resume", "begin")
     assert history.next_generation == state.history.generations

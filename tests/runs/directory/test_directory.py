@@ -11,7 +11,7 @@ import pytest
 from es_cookbook.common.errors import EngineError, HistoryError, RunDirectoryError
 from es_cookbook.plugins.branches.branches import fork_run, rewind_run
 from es_cookbook.runs.directory.directory import Recorded, check_is_run, failures_logged, locked
-from es_cookbook.runs.directory.opening import Behavior, begin_in, open_history, run_state
+from es_cookbook.runs.directory.opening import Behavior, begin_in, run_state
 from es_cookbook.runs.files import LineFile, replace_file
 from es_cookbook.runs.history.store import HistoryStore
 from es_cookbook.runs.tracking.reading import read_run
@@ -43,9 +43,8 @@ def opened(
 ) -> Opened:
     length = json.loads(config_json)["num_generations"]
     state = run_state(Recorded(path), config_json, length, behavior, may_differ)
-    history = open_history(path, HEADER, state)
+    history = begin_in(path, HEADER, state, config_json, length)
     assert history.next_generation == state.history.generations
-    begin_in(path, history, state, config_json, length)
     return Opened(path, history, history.next_generation > 0)
 
 
