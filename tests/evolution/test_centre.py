@@ -78,18 +78,6 @@ def test_known_steps() -> None:
     assert found == PINNED
 
 
-def test_decay_is_exact_as_defined_and_comes_before_the_terms() -> None:
-    base = base_model()
-    centre = Centre(base, space_of(FullRank()))
-    centre.apply(STEPS[0])
-    name = "layers.0.weight"
-    before, anchor = centre.weights[name].numpy().copy(), base[name].float().numpy()
-    centre.apply(Step((Term(8, 0.25),), decay=0.3))
-    expected = anchor + np.float32(1 - 0.3) * (before - anchor)
-    expected = expected + np.float32(0.25) * noise(8, name, SHAPES[name])
-    np.testing.assert_array_equal(centre.weights[name].numpy(), expected)
-
-
 @pytest.mark.parametrize("builder", BUILDERS)
 def test_restoring_by_other_threads_equals_having_taken_the_steps(
     builder: SearchSpaceBuilder,

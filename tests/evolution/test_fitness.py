@@ -155,13 +155,6 @@ def test_a_weight_of_zero_changes_nothing_to_the_bit(fitness: Fitness) -> None:
     assert fitness(rewards_P_G, measured_only).tobytes() == alone_G.tobytes()
 
 
-def test_totals_are_means_of_the_main_problems_plus_weighted_means_of_the_others() -> None:
-    main_P_G = array([0, 1, 2], [0, 3, 0])  # means 0, 2, 1
-    others = [(0.5, array([4, 0, 2])), (2.0, array([1, 1, 4], [0, 0, 3]))]
-    total_G = np.array([0, 2, 1]) + 0.5 * np.array([4, 0, 2]) + 2 * np.array([0.5, 0.5, 3.5])
-    assert Raw()(main_P_G, others) == pytest.approx(total_G - total_G.mean())
-
-
 def test_who_lost_all_of_the_others_is_average_there_and_who_lost_the_main_ones_is_left_out() -> (
     None
 ):

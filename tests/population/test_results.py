@@ -52,13 +52,6 @@ def test_several_attempts_are_over_problems_and_other_numbers_have_a_bootstrap()
     assert (other.value, other.method, other.is_share) == (1.0, "bootstrap", False)
 
 
-def test_a_tag_has_its_own_problems() -> None:
-    tagged = results([[1], [0], [1]], tags_P=[("easy",), ("hard", "odd"), ("easy", "odd")])
-    assert tagged.tags == ["easy", "hard", "odd"]
-    assert [tagged.estimate("correct", tag=tag).value for tag in tagged.tags] == [1.0, 0.0, 0.5]
-    assert [tagged.estimate("correct", tag=tag).problems for tag in tagged.tags] == [2, 1, 2]
-
-
 def test_lost_attempts_are_left_out() -> None:
     found = results([[1, NAN], [0, 0], [NAN, NAN]])
     assert found.estimate("correct").value == pytest.approx(1 / 3), "over three attempts"

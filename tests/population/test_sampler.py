@@ -105,17 +105,6 @@ async def test_every_genome_meets_every_problem_in_its_place() -> None:
     assert sorted(closed) == [0, 1, 2]
 
 
-async def test_blocks_of_the_engines_capacity_give_what_one_block_gives() -> None:
-    whole = FakeEngine(capacity=6)
-    blocks = FakeEngine(capacity=4)
-    problems = [Problem(p) for p in range(3)]
-    of_whole = await sampler(whole, attempts=2).rollout(5, problems, GENOMES)
-    of_blocks = await sampler(blocks, attempts=2).rollout(5, problems, GENOMES)
-    assert [len(load) for load in blocks.loads] == [4, 2]
-    assert of_blocks == of_whole
-    assert problems[0].closed == [0, 0], "each group once, after its last block"
-
-
 async def test_many_engines_give_what_one_gives() -> None:
     problems = [Problem(p) for p in range(3)]
     of_one = await sampler(FakeEngine(), attempts=2).rollout(5, problems, GENOMES)
@@ -179,10 +168,6 @@ async def test_a_failing_env_loses_its_own_rollout_only() -> None:
 async def test_the_first_lost_rollout_of_each_kind_is_told_with_its_traceback_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def complain(env: DigitEnv, action: Action) -> None:
-        if env.index in (1, 4):
-            raise ValueError(f"row {env.problem.number}: " + "no " * 9000)
-
     problems = [Problem(0, misbehave=misbehave_for_one), Problem(1)]
     sample = sampler(
         FakeEngine(),
@@ -200,18 +185,9 @@ async def test_the_first_lost_rollout_of_each_kind_is_told_with_its_traceback_in
     assert "by genome 3: TimeoutError: not done after 0.1 s" in timeout
     assert "by genome 4: EnvError: DigitEnv.step must give a finite number" in nan
     assert "by genome 5: EnvError: DigitEnv.step must give a StepResult" in done
-    caplog.clear()
-    await sample.rollout(
-        5, [Problem(7, misbehave=complain), Problem(8, misbehave=complain)], GENOMES
-    )
-    (said,) = (record.getMessage() for record in caplog.records)
-    assert said.startswith(
-        "generation 6: 4 of 12 rollouts lost, the first at problem 0 by genome 1: ValueError: row 7"
-    )
-    assert len(said) < 700
     log = (tmp_path / "log.txt").read_text()
-    assert log.count("Traceback (most recent call last)") == 4, "but of the long one"
-    assert "in misbehave_for_one" in log and len(log) < 20_000
+    assert log.count("Traceback (most recent call last)") == 4
+    assert "in misbehave_for_one" in log
 
 
 async def test_too_many_lost_stop_the_run_with_the_first_traceback() -> None:

@@ -25,7 +25,6 @@ from es_cookbook.plugins.objectives.weighted import Gdpo, RewardSchedule
 from es_cookbook.population.step_sizes import DRIFT, options_of
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES, MaxOfK, Mean, Objective, Outcomes, PassAtK
 from es_cookbook.runs.config import Config
-from es_cookbook.runs.presets import PRESETS
 from tests.families import sampled
 from tests.tiny_run import BASE, tiny
 
@@ -65,15 +64,6 @@ def test_what_a_command_sets_of_es_is_carried_over_or_found(command: str, name: 
         if step in carried:
             assert value in (own.get(step), carried[step]), step
     assert AUTO not in es.values() or name in SPACES or AUTO in steps_of(found).values()
-
-
-@pytest.mark.parametrize(("command", "preset"), sampled(itertools.product(COMMANDS, PRESETS), 20))
-def test_a_preset_and_the_command_make_the_settings_together(command: str, preset: str) -> None:
-    before = steps_of(config_of(command).optimizer)
-    after = steps_of(config_of(command, preset=preset).optimizer)
-    for step, value in after.items():
-        given = PRESETS[preset].options.get(f"optimizer.{step}")
-        assert value == (before[step] if given is None else float(given)), step
 
 
 FITNESS = {name: cast(type[Fitness], resolve(of)) for name, of in FITNESS_NAMES.items()}

@@ -119,22 +119,6 @@ async def test_another_base_is_refused(log_path: Path, tmp_path: Path) -> None:
         await rebuild(open_run(log_path, str(tmp_path / "other"), trust=["tests"]))
 
 
-async def test_without_a_header_the_fingerprint_tells_another_base(
-    log_path: Path, tmp_path: Path
-) -> None:
-    model = Qwen2ForCausalLM.from_pretrained(log_path.parent / "model")
-    model.model.layers[0].mlp.up_proj.weight.data[3, 5] += 1e-3
-    shutil.copytree(log_path.parent / "model", tmp_path / "other")
-    model.save_pretrained(tmp_path / "other")
-    run = open_run(log_path, str(tmp_path / "other"), trust=["tests"])
-    run.header = None
-    other = await rebuild(run)
-    recorded = run.records[0].fingerprint
-    with pytest.raises(HistoryError, match=f"had fingerprint {recorded:016x}, but the history"):
-        await other.go_to(0)
-    await other.close()
-
-
 async def test_a_fork_has_the_genomes_of_its_own_generations(log_path: Path) -> None:
     run = open_run(log_path, trust=["tests"])
     genomes_G = run.genomes(5)

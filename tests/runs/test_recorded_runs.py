@@ -17,7 +17,6 @@ from es_cookbook.cli.export import main as export
 from es_cookbook.cli.resume import Resume
 from es_cookbook.cli.resume import main as resume
 from es_cookbook.common.configs import config_from_json, config_to_json, load_config
-from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.history.store import read_history
 from tests.runs.records import cut_run
@@ -124,10 +123,7 @@ SAID = (
     "options",
     [
         ["resume", "RUN"],
-        ["fork", "RUN", "output=new"],
-        ["evaluate", "log_path=RUN"],
         ["evaluate", "model_name=RUN@2", "recipe=countdown"],
-        ["export", "RUN", "output=new"],
         ["show", "RUN"],
         ["countdown", "log_path=RUN", "behavior_if_log_dir_exists=delete"],
     ],
@@ -148,15 +144,3 @@ def test_a_run_of_before_version_1_is_refused_in_one_sentence(
     assert said.count(SAID) == 1 and f"{run}/config.json: {SAID}" in said.splitlines()[-1]
     assert "Traceback" not in said
     assert contents(run) == before and not Path("new").exists()
-
-
-@pytest.mark.parametrize(("version", "said"), [(2, "2"), ("x" * 99, "'x"), (None, SAID)])
-def test_a_config_of_a_later_version_is_refused(version: object, said: str, runs: Path) -> None:
-    path = runs / "low_rank/config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"$format": version}))
-    with pytest.raises(RunDirectoryError, match=said) as error:
-        export(ExportConfig(log_path=str(path.parent), output="new"))
-    assert len(str(error.value)) < 200
-    if version is not None:
-        with pytest.raises(ConfigError, match=r"format version .* this es_cookbook reads 1"):
-            load_config(path, Config)

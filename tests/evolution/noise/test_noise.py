@@ -178,14 +178,6 @@ def test_uniform_numbers_are_in_the_middle_of_65536_steps() -> None:
     assert 0 < found.min() < 10 and 65526 < found.max() < 65536
 
 
-@pytest.mark.parametrize("seed", [-1, 2**63])
-def test_a_seed_beyond_63_bits_is_refused(seed: int) -> None:
-    with pytest.raises(ValueError, match="63-bit"):
-        noise(seed, "w", (1,))
-    with pytest.raises(ValueError, match="63-bit"):
-        noise_of_seeds([7, seed, 8], "w", (1,))
-
-
 def test_threads_do_not_disturb_each_other() -> None:
     expected = {seed: noise(seed, "w", (1000,)) for seed in range(40)}
     wrong: list[int] = []

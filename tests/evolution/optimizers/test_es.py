@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import ZScore
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import Partitions, noise, partition_of
@@ -62,12 +61,6 @@ def test_asking_is_a_pure_function_of_run_seed_and_generation() -> None:
     again.tell(0, again.ask(0), None, np.array([1.0, 2.0, 3.0, 4.0]))
     assert again.ask(5) == config(run_seed=1, num_generations=9, space=SPACE).ask(5)
     assert again.ask(5) != config(run_seed=2, num_generations=9, space=SPACE).ask(5)
-
-
-def test_seeds_are_those_that_recorded_runs_have() -> None:
-    es = settled(population_size=4)(run_seed=7, num_generations=9, space=SPACE)
-    assert seeds(es.ask(3))[::2] == [derive_seed(7, "genome", 3, i) for i in range(2)]
-    assert es.asks_ahead
 
 
 def partitioned(number: int) -> LowRankSpace:
@@ -177,15 +170,10 @@ def test_schedules_and_warm_up_scale_sigma_and_the_step() -> None:
             lambda: settled(population_size=7),
             "population_size must be even with antithetic=True.* found 7",
         ),
-        (lambda: settled(population_size=0), "population_size must be at least 1, found 0"),
-        (lambda: settled(sigma=NAN), "sigma must be above 0, found nan"),
-        (lambda: settled(weight_decay=1.0), r"weight_decay must be in \[0, 1\), found 1.0"),
         (
             lambda: settled(adaptive_sigma=AdaptiveSigma()),
             "adaptive_sigma compares.*evaluate_centre=Tru",
         ),
-        (lambda: AdaptiveSigma(rate=0.0), "adaptive_sigma.rate must be above 0, found 0.0"),
-        (lambda: AdaptiveSigma(largest=0.5), "largest must be at least 1, found 0.5"),
         (
             lambda: optimizer(settled(sigma_schedule=Table(generations=(0, 4), factors=(1, 0)))),
             "sigma_schedule reaches 0 at generation 4 of 10",

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import approx
 
-from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.fitness import ZScore
 from es_cookbook.evolution.genome import AdamRule, MuonRule, Step, Term
@@ -172,22 +171,3 @@ def test_every_one_of_them_climbs_a_quadratic(config: ES) -> None:
         **({"max_speed": 0.008} if isinstance(config, ClipUp) else {}),
     )
     assert climbed(config, 150) < 0.05
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: Momentum(momentum=1.0), r"momentum must be in \[0, 1\), found 1.0"),
-        (lambda: Momentum(window=0), "window must be at least 1, found 0"),
-        (lambda: Adam(beta1=-0.1), r"beta1 must be in \[0, 1\)"),
-        (lambda: Adam(beta2=1.0), r"beta2 must be in \[0, 1\)"),
-        (lambda: Adam(epsilon=0.0), "epsilon must be above 0"),
-        (lambda: ClipUp(max_speed=0.0), "max_speed must be above 0"),
-        (lambda: ClipUp(momentum=math.nan), r"momentum must be in \[0, 1\)"),
-        (lambda: Muon(iterations=0), "iterations must be at least 1"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(make: "object", said: str) -> None:
-    assert callable(make)
-    with pytest.raises(ConfigError, match=said):
-        make()

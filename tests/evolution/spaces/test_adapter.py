@@ -159,8 +159,6 @@ def test_a_weight_that_is_stored_the_other_way_gains_the_transposed_product() ->
 
 def test_what_cannot_be_an_adapter_is_one_sentence(tmp_path: Path) -> None:
     for fields, sentence in (
-        ({"rank": 0}, "rank must be at least 1, found 0"),
-        ({"alpha": 0.0}, "alpha must be above 0"),
         ({"init_seed": -1}, r"init_seed must be in \[0, 9223372036854775807\], found -1"),
     ):
         with pytest.raises(ConfigError, match=sentence):

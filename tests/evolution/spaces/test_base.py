@@ -1,16 +1,12 @@
 """Selecting parameters by name, and what is refused."""
 
-import chz
 import pytest
 import torch
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.names import Names
-from es_cookbook.common.trust import resolve
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import (
-    SEARCH_SPACE_NAMES,
     ParameterInfo,
     SearchSpaceBuilder,
 )
@@ -25,16 +21,6 @@ PARAMETERS = [
     ParameterInfo("layers.1.q_proj.weight", (6, 4), "linear"),
     ParameterInfo("norm.weight", (4,), "other"),
 ]
-
-
-@chz.chz
-class _Config:
-    search_space: SearchSpaceBuilder = Names(SEARCH_SPACE_NAMES, "low_rank").field("the space")
-
-
-def test_full_rank_takes_every_parameter_in_the_models_order() -> None:
-    shapes = FullRank()(PARAMETERS).shapes
-    assert list(shapes.items()) == [(p.name, p.shape) for p in PARAMETERS]
 
 
 def test_low_rank_takes_the_linear_weights_only() -> None:
@@ -83,17 +69,6 @@ def test_a_centre_is_rounded_into_the_models_own_weights() -> None:
     there = weights["norm.weight"]
     builder(PARAMETERS).merge_(weights, {"norm.weight": torch.tensor([1.0, 1.001, -2.0, 3e38])})
     assert there.tolist() == [1.0, 1.0, -2.0, torch.tensor(3e38).bfloat16().item()]
-
-
-@pytest.mark.parametrize("name", SEARCH_SPACE_NAMES)
-def test_names_and_fields_work_on_the_command_line(name: str) -> None:
-    required = {"start": "an/adapter"} if name == "singular_values" else {}
-    arguments = [f"search_space={name}", "search_space.exclude=norm*,*.bias"]
-    arguments += [f"search_space.{field}={value}" for field, value in required.items()]
-    config = chz.Blueprint(_Config).make_from_argv([*arguments, "search_space.noise=rademacher"])
-    builder = resolve(SEARCH_SPACE_NAMES[name])
-    expected = builder(exclude=("norm*", "*.bias"), noise="rademacher", **required)
-    assert config.search_space == expected
 
 
 @pytest.mark.parametrize("builder", [LowRank(rank=2), FullRank()])

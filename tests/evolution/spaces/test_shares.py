@@ -184,12 +184,10 @@ def test_known_blocks() -> None:
             {"sigma_patterns": ("*",), "sigma_factors": (0.0,)},
             r"found 0\.0; .*search_space\.exclude",
         ),
-        ({"sigma_patterns": ("*",), "sigma_factors": (math.nan,)}, "above 0 and finite, found nan"),
         (
             {"sigma_patterns": ("*down*",), "sigma_factors": (1.0,)},
             r"sigma_patterns pattern '\*down\*' matches no perturbed parameter; the nearest names",
         ),
-        ({"partitions": 0}, "partitions must be at least 1, found 0"),
         ({"partitions": 5}, "partitions must be at most 4, the number of .*, found 5"),
     ],
 )

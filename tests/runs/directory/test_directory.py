@@ -67,19 +67,6 @@ def append(path: Path, row: dict[str, object]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def test_a_fresh_directory_is_made_with_its_parents(tmp_path: Path) -> None:
-    run = opened(tmp_path / "a" / "b", CONFIG, "raise")
-    assert not run.resumed and run.history.next_generation == 0
-    assert (tmp_path / "a" / "b" / "config.json").read_text() == CONFIG
-    assert sorted(entry.name for entry in run.path.iterdir()) == ["config.json", "history.jsonl"]
-
-
-def test_the_same_config_resumes_where_the_history_ends(tmp_path: Path) -> None:
-    record_run(tmp_path, 3)
-    run = opened(tmp_path, CONFIG, "resume")
-    assert run.resumed and run.history.next_generation == 3
-
-
 def test_what_a_resumed_run_changes_is_not_kept_but_its_length_is(tmp_path: Path) -> None:
     record_run(tmp_path, 1)
     elsewhere = changed(engine={"$class": "engines:VLLM"})
@@ -116,27 +103,6 @@ def test_a_history_that_is_lost_is_not_begun_again(tmp_path: Path, missing: bool
             change()
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert not opened(tmp_path, CONFIG, "delete").resumed
-
-
-def test_a_damaged_line_before_the_last_is_refused_with_its_number(tmp_path: Path) -> None:
-    record_run(tmp_path, 4).history.close()
-    metrics = tmp_path / "metrics.jsonl"
-    damaged = b'{"progress/generation": nothing}\n' + metrics.read_bytes()
-    metrics.write_bytes(damaged)
-    with pytest.raises(HistoryError, match=r"metrics\.jsonl, line 1 is damaged: .*; restore "):
-        opened(tmp_path, CONFIG, "resume")
-    assert metrics.read_bytes() == damaged
-
-
-def test_metrics_of_generations_that_the_history_lacks_are_refused(tmp_path: Path) -> None:
-    record_run(tmp_path, 4).history.close()
-    history = tmp_path / "history.jsonl"
-    history.write_bytes(b"".join(history.read_bytes().splitlines(keepends=True)[:3]))
-    with pytest.raises(HistoryError, match=r"holds 2 generations, but metrics\.jsonl is of 4"):
-        opened(tmp_path, CONFIG, "resume")
-    rewind_run(tmp_path, 2)
-    assert opened(tmp_path, CONFIG, "resume").history.next_generation == 2
-    assert len((tmp_path / "rewound/1/metrics.jsonl").read_text().splitlines()) == 4
 
 
 def test_delete_starts_again_also_with_another_config(tmp_path: Path) -> None:
@@ -260,13 +226,6 @@ def test_a_damaged_last_line_takes_its_metrics_with_it(
     assert run.history.next_generation == 2 and "dropped a torn last line" in caplog.text
     assert history.read_bytes() == b"".join(whole.splitlines(keepends=True)[:3])
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
-
-
-def test_an_unreadable_config_cannot_be_resumed(tmp_path: Path) -> None:
-    record_run(tmp_path, 1)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(RunDirectoryError, match=r"config\.json cannot be read"):
-        opened(tmp_path, CONFIG, "resume")
 
 
 def test_a_link_in_place_of_a_temporary_file_is_not_written_through(tmp_path: Path) -> None:

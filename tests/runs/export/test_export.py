@@ -246,7 +246,6 @@ async def test_mistakes_are_one_sentence(tmp_path: Path, base: Path) -> None:
     for fields, error, sentence in (
         ({"generation": 4}, HistoryError, r"generation must be 0 to 3, since .*found 4"),
         ({"output": str(run)}, ConfigError, "is there already"),
-        ({"log_path": str(tmp_path / "none")}, RunDirectoryError, "is not a run directory"),
         ({"log_path": str(base)}, RunDirectoryError, r"config\.json does not describe a run"),
     ):
         given = {"log_path": str(run), "output": str(tmp_path / "out"), **fields}
@@ -254,9 +253,6 @@ async def test_mistakes_are_one_sentence(tmp_path: Path, base: Path) -> None:
             export(ExportConfig(**given))
         assert "\n" not in str(raised.value)
         assert not (tmp_path / "out").exists()
-    for name, value in (("rank", 0), ("generation", -1)):
-        with pytest.raises(ConfigError, match=f"{name} must be"):
-            ExportConfig(log_path="x", output="y", **{name: value})
 
 
 async def test_a_full_disk_leaves_nothing_under_the_final_name(

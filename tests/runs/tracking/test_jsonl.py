@@ -43,13 +43,6 @@ def test_metrics_are_valid_json_even_when_they_are_not_numbers(tmp_path: Path) -
     assert math.isnan(rows[0]["reward/mean"]) and rows[1]["c"] == 0.5
 
 
-def test_a_torn_last_line_is_left_out_when_reading(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"progress/generation": 0}\n{"progress/gen')
-    assert read_metrics(path) == [{"progress/generation": 0}]
-    assert read_metrics(tmp_path / "nothing.jsonl") == []
-
-
 def logged(
     path: Path, groups_P: Sequence[TrajectoryGroup], generation: int = 0, **settings: int
 ) -> list[dict[str, Any]]:

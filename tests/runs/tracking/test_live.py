@@ -85,16 +85,6 @@ def test_what_goes_wrong_is_told_once(tmp_path: Path) -> None:
     )
 
 
-def test_held_out_values_say_how_sure_they_are(tmp_path: Path) -> None:
-    within = {"test/low/env/all/correct": 0.2, "test/high/env/all/correct": 0.5}
-    measured = {**METRICS, "test/env/all/correct": 0.33, "test/problems": 40, **within}
-    (line,) = plain(tmp_path, measured)
-    assert line.startswith(
-        "generation 1/10  reward 0.400  correct 0.250  held-out correct 0.330 (0.200 to 0.500)  "
-    )
-    assert len(line) <= 100
-
-
 def test_a_line_has_a_hundred_columns_and_what_tells_most(tmp_path: Path) -> None:
     metrics = {
         "reward/mean": 0.4,

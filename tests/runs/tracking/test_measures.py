@@ -48,14 +48,3 @@ def test_drift_in_the_direction_of_a_seed_that_comes_again_adds_up() -> None:
     assert progress.metrics()["centre/drift_rms"] == pytest.approx(math.hypot(0.4, 0.4, 0.3))
     progress.moved(Step((Term(1, -0.1),), decay=0.5))
     assert progress.metrics()["centre/drift_rms"] == pytest.approx(math.hypot(0.1, 0.2, 0.15))
-
-
-def test_drift_of_averaged_gradients_is_that_of_plain_ones() -> None:
-    plain, averaged = Progress({}), Progress({})
-    for generation in range(40):
-        plain.moved(Step((Term(generation, 0.01),)))
-        window = range(max(0, generation - 4), generation + 1)
-        averaged.moved(Step(tuple(Term(seed, 0.002) for seed in window)))
-    whole = plain.metrics()["centre/drift_rms"]
-    # All but the last four generations are whole in it.
-    assert 0.9 * whole < averaged.metrics()["centre/drift_rms"] < whole
