@@ -38,10 +38,7 @@ async def test_trl_learns_from_the_log_probabilities_of_vllm_before_and_after_a_
     monkeypatch.setattr(VLLMEngine, "sample", kept)
     model = make_vllm_model("qwen2", tmp_path / "model")
     engine = VLLMEngineBuilder(
-        max_genomes=1,
-        kv_cache_gib=0.05,
-        gpu_memory_utilization=0.3,
-        extra={"block_size": 32},
+        max_genomes=1, kv_cache_gib=0.05, gpu_memory_utilization=0.3, extra={"block_size": 32}
     )
     how = {"dataset": Echoes(turns=2), "engine": engine, "eval_every": 0, "checkpoint_every": 1}
     how |= {"trackers": CopierBuilder(generations=1), "attempts": 8, "num_generations": 2}

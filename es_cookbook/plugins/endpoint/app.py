@@ -139,13 +139,10 @@ def _refusal(error: BaseException) -> RefusedRequest:
 
 def _checked_key(request: Request, endpoint: Endpoint) -> str:
     """The key, which is checked before the body is read."""
-    found = request.headers.getlist("authorization")
-    scheme, _, key = found[0].partition(" ") if len(found) == 1 else ("", "", "")
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key:
         raise RefusedRequest(
-            "there is no key: send it as `Authorization: Bearer KEY`"
-            if len(found) < 2
-            else "there are several Authorization headers; send one, with `Bearer KEY`",
+            "there is no key: send it as `Authorization: Bearer KEY`",
             status=401,
             code="invalid_api_key",
         )

@@ -147,12 +147,7 @@ class Reply:
         logprobs = None
         if request.draw.logprobs:
             logprobs = self._logprobs(prompt, answer, request.tops)
-        return {
-            "index": at,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": answer.finish,
-        }
+        return {"index": at, "text": text, "logprobs": logprobs, "finish_reason": answer.finish}
 
     def message(self, at: int) -> dict[str, object]:
         """An answer as the assistant's message."""

@@ -196,7 +196,7 @@ def read_chat(fields: JsonObject, messages: tuple[Message, ...], most: int | Non
         FieldError: As `chat_request`.
     """
     model = fields.text("model")
-    tools = _tools(fields)
+    tools = read_tools(fields.each("tools"))
     choice = _choice(fields, tools)
     draw = _draw(fields, most, fields.take("logprobs", bool, False))
     stream, usage = _stream(fields)
@@ -267,27 +267,13 @@ def _prompts(found: str | list[object]) -> tuple[str | tuple[int, ...], ...]:
     def is_tokens(each: object) -> bool:
         return isinstance(each, list) and bool(each) and set(map(type, each)) == {int}
 
-    if isinstance(found, str):
-        return (found,)
-    if is_tokens(found):
-        return (tuple(cast("list[int]", found)),)
+    if isinstance(found, str) or is_tokens(found):
+        found = [found]
     if not found or not all(isinstance(each, str) or is_tokens(each) for each in found):
         raise FieldError("prompt", "must be a string, tokens, or an array of one of these")
     return tuple(
         each if isinstance(each, str) else tuple(cast("list[int]", each)) for each in found
     )
-
-
-def _tools(fields: JsonObject) -> tuple[ToolSchema, ...]:
-    tools = read_tools(fields.each("tools"))
-    first = dict[str, int]()
-    for at, tool in enumerate(tools):
-        if (before := first.setdefault(tool.name, at)) < at:
-            raise FieldError(
-                f"tools[{at}]",
-                f"must have a unique name, and has that of tools[{before}], {tool.name!r:.60}",
-            )
-    return tools
 
 
 def _choice(fields: JsonObject, tools: Collection[ToolSchema]) -> str:

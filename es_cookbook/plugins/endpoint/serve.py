@@ -66,9 +66,7 @@ class ServeConfig(RunOrModel):
     engine: EngineBuilder | None = Names(ENGINE_NAMES, default=None).field(
         "engine; None: the run's own, or torch for a model"
     )
-    host: str = chz.field(
-        default="127.0.0.1", doc="address to listen on; other machines reach 0.0.0.0"
-    )
+    host: str = chz.field(default="127.0.0.1", doc="address to listen on; 0.0.0.0: all")
     port: int = chz.field(default=8000, doc="port; 0: any free one")
     key: str = chz.field(default="", doc="key of requests; empty: a random one, which is printed")
 

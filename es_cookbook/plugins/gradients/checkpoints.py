@@ -23,6 +23,7 @@ from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file, whole_dire
 from es_cookbook.rl.types import ProblemResult
 from es_cookbook.runs.directory.directory import CHECKPOINTS, MODEL, check_is_run, is_of_gradients
 from es_cookbook.runs.export.models import run_named
+from es_cookbook.runs.tracking.jsonl import finite
 
 STATE = "state.json"
 
@@ -115,11 +116,5 @@ def latest_checkpoint(log_path: Path) -> Checkpoint | None:
 
 def state_json(generation: int, results: Sequence[Sequence[ProblemResult]]) -> str:
     """The content of `state.json`, which `latest_checkpoint` reads."""
-    plain = [
-        [
-            (each.problem, *(v if math.isfinite(v) else None for v in (each.reward, each.solved)))
-            for each in of_generation
-        ]
-        for of_generation in results
-    ]
-    return json.dumps({"generation": generation, "results": plain})
+    plain = [[dataclasses.astuple(each) for each in of_generation] for of_generation in results]
+    return json.dumps(finite({"generation": generation, "results": plain}))

@@ -27,12 +27,8 @@ MAY_DIFFER = (
 class GradientConfig(RunConfig):
     """A run that trains a model by gradients on the problems of a dataset."""
 
-    dataset: RLDatasetBuilder = chz.field(
-        meta_factory=DATASETS, doc="training and held-out problems"
-    )
-    log_path: str = chz.field(
-        default="", doc="run directory; runs/<name>-<digest of the options> if empty"
-    )
+    dataset: RLDatasetBuilder = chz.field(meta_factory=DATASETS, doc="training and test problems")
+    log_path: str = chz.field(default="", doc="run directory; empty: runs/<name>-<digest>")
     trained: Literal["all", "linear"] = chz.field(
         default="all", doc="trained weights; linear: those that an ES run changes by default"
     )
@@ -41,26 +37,19 @@ class GradientConfig(RunConfig):
     )
     attempts: int = chz.field(default=16, doc="answers to each problem of a batch, the group size")
     learning_rate: float = chz.field(
-        default=3e-4,
-        doc="learning rate of AdamW; 3e-4 suits models of a million weights, 1e-6 a billion",
+        default=3e-4, doc="AdamW's learning rate; 3e-4 suits a million weights, 1e-6 a billion"
     )
-    learning_rate_schedule: Schedule = schedule_field(
-        "factor on learning_rate over the run", default="linear"
-    )
+    learning_rate_schedule: Schedule = schedule_field("factor on learning_rate", default="linear")
     weight_decay: float = chz.field(default=0.0, doc="weight decay of AdamW, towards zero")
     max_gradient_norm: float = chz.field(default=1.0, doc="gradients are clipped to this norm")
     tokens_per_pass: int | None = chz.field(
-        default=None,
-        doc="maximum tokens, including padding, of one backward pass; from the memory if unset",
+        default=None, doc="maximum tokens of a backward pass, padded; from the memory if unset"
     )
     products: Literal["auto", "float32", "bfloat16"] = chz.field(
-        default="auto",
-        doc="dtype of the learner's matrix products; auto: bfloat16 if the checkpoint has it and "
-        "this processor multiplies it faster. The weights are always float32",
+        default="auto", doc="dtype of matrix products; auto: bfloat16 where that is faster"
     )
     checkpoint_every: int = chz.field(
-        default=20,
-        doc="generations between checkpoints, from which a run resumes; 0: only after the last",
+        default=20, doc="generations between checkpoints; 0: only after the last"
     )
 
     @chz.validate

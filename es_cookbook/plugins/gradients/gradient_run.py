@@ -82,12 +82,12 @@ class Learns(Protocol):
         """The trained weights by name."""
         ...
 
-    def load(self, weights: Mapping[str, torch.Tensor], directory: Path) -> None:
-        """Load weights, and the file that `save_moments` wrote."""
-        ...
-
     def save_moments(self, directory: Path) -> None:
         """Write the state of the optimizer; the weights are in the model's files."""
+        ...
+
+    def load_moments(self, directory: Path) -> None:
+        """Load what `save_moments` wrote."""
         ...
 
 
@@ -180,9 +180,7 @@ class Gradients(Mover[GradientRun[_Learner]], Generic[_Learner]):
     """
 
     def __init__(
-        self,
-        config: GradientConfig,
-        make_learner: Callable[[PreTrainedModel, Engine], _Learner],
+        self, config: GradientConfig, make_learner: Callable[[PreTrainedModel, Engine], _Learner]
     ) -> None:
         if not config.log_path:  # Commands make one up.
             raise ConfigError("log_path must name the directory of the run, found ''")
@@ -267,7 +265,10 @@ class Gradients(Mover[GradientRun[_Learner]], Generic[_Learner]):
         learner = self._make_learner(model, engine)
         if checkpoint is not None:
             stored = load_causal_lm(str(checkpoint.model), "float32", torch.device("cpu"))
-            learner.load(dict(stored.named_parameters()), checkpoint.path)
+            with torch.no_grad():
+                for weight_name, weight in learner.weights.items():
+                    weight.copy_(stored.get_parameter(weight_name))
+            learner.load_moments(checkpoint.path)
             await take_weights(engine, learner.weights)
         return learner
 

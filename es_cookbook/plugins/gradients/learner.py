@@ -7,7 +7,7 @@ Sequences are padded on the right, where no real token attends to the padding, s
 padding, and a tokenizer needs no padding token. A batch that is too large for one pass is split
 into parts of similar length whose gradients are added: parts change memory and speed only.
 
-Logits over a large vocabulary would need more memory than everything else. The model then runs in
+Logits over a large vocabulary would need more memory than everything else. So the model runs in
 two halves: first the hidden states; then, for a few of these at a time, logits, loss and gradient,
 where only the gradient of the hidden states is kept.
 
@@ -16,6 +16,7 @@ The model stays in evaluation mode: it learns without dropout, as it samples.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -25,8 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from es_cookbook.common.errors import ConfigError, ModelError, RunDirectoryError
-from es_cookbook.common.terminal import say_once
-from es_cookbook.engines.torch.kernels.products import multiplies_bfloat16, products_of
+from es_cookbook.engines.torch.kernels.products import products_of
 from es_cookbook.engines.torch.memory import total_bytes
 from es_cookbook.engines.vocabulary import Vocabulary
 from es_cookbook.rl.rollouts import Example
@@ -42,7 +42,6 @@ _WITH_BFLOAT16 = ("cpu", "cuda")
 """Kinds of devices on which gradients in bfloat16 have been measured."""
 Objective: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Log-probabilities now, when sampled, and weights -> the objective per learned token."""
-_ToLogits: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 Optimizers: TypeAlias = Callable[
     [Mapping[str, torch.nn.Parameter]], Sequence[torch.optim.Optimizer]
 ]
@@ -111,12 +110,10 @@ class Learner:
             weight.grad = None
         total = 0.0
         for part in self._parts(examples):
-            states_N_D, tokens_N, to_logits = self._origins(part)
+            states_N_D, tokens_N, numbers_3_N = self._origins(part)
             kept_N_D = states_N_D.detach().requires_grad_()
-            sampled, weights, counts = torch.tensor(
-                [_of_token(token) for token in learned_tokens(part)], device=kept_N_D.device
-            ).T
-            for logits_n_V, which in self._logits(kept_N_D, to_logits):
+            sampled, weights, counts = numbers_3_N
+            for logits_n_V, which in self._logits(kept_N_D):
                 logprobs = _logprobs(logits_n_V, tokens_N[which])
                 gained = objective(logprobs, sampled[which], weights[which]) * counts[which]
                 gain = share * gained.sum()
@@ -133,17 +130,16 @@ class Learner:
     @torch.no_grad()
     def logprobs(self, examples: Sequence[Example]) -> list[tuple[float, ...]]:
         """Log-probabilities of each example's learned tokens."""
-        found: dict[int, list[float]] = {id(example): [] for example in examples}
+        found: dict[int, tuple[float, ...]] = {}
         for part in self._parts(examples):
-            states_N_D, tokens_N, to_logits = self._origins(part)
+            states_N_D, tokens_N, _ = self._origins(part)
             logprobs_N = torch.empty(len(tokens_N), device=states_N_D.device)
-            for logits_n_V, which in self._logits(states_N_D, to_logits):
+            for logits_n_V, which in self._logits(states_N_D):
                 logprobs_N[which] = _logprobs(logits_n_V, tokens_N[which])
-            for (example, _), logprob in zip(
-                learned_tokens(part), logprobs_N.tolist(), strict=True
-            ):
-                found[id(example)].append(logprob)
-        return [tuple(found[id(example)]) for example in examples]
+            told = iter(logprobs_N.tolist())
+            for example in part:
+                found[id(example)] = tuple(islice(told, len(learned_places(example))))
+        return [found.get(id(example), ()) for example in examples]
 
     def _bytes_per_token(self) -> float:
         """Bytes that a forward pass keeps for the backward pass, excluding the weights."""
@@ -169,33 +165,33 @@ class Learner:
         learned = [example for example in examples if any(example.learned_T[1:])]
         return in_parts(learned, self._tokens_per_pass)
 
-    def _origins(self, part: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor, _ToLogits]:
-        """Logits, if they are few, or hidden states at learned tokens; and these tokens."""
+    def _origins(self, part: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Learned tokens: the hidden states that predict them, their ids, and three numbers.
+
+        The numbers are the log-probability at sampling, the weight and the count.
+        """
         device, length = self.model.device, max(len(example.tokens_T) for example in part)
         tokens_B_T = torch.zeros(len(part), length, dtype=torch.long)
         for tokens_T, example in zip(tokens_B_T, part, strict=True):
             tokens_T[: len(example.tokens_T)] = torch.tensor(example.tokens_T)
-        is_small = tokens_B_T.numel() * self._halves.vocabulary_size <= LOGITS_AT_ONCE
-        run = self._halves.whole if is_small else self._halves.hidden
         with self._computing():
-            states_B_T_D = run(tokens_B_T.to(device))
-        places = [
-            b * length + t - 1 for b, example in enumerate(part) for t in learned_places(example)
+            states_B_T_D = self._halves.hidden(tokens_B_T.to(device))
+        learned = [(b, t) for b, example in enumerate(part) for t in learned_places(example)]
+        chosen = torch.tensor([b * length + t - 1 for b, t in learned], device=device)
+        ids = torch.tensor([part[b].tokens_T[t] for b, t in learned], device=device)
+        numbers = [
+            (part[b].sampled_T[t] if part[b].sampled_T else 0.0, part[b].weight, part[b].count)
+            for b, t in learned
         ]
-        chosen = torch.tensor(places, device=device)
-        learned = [example.tokens_T[t] for example, t in learned_tokens(part)]
-        to_logits = _themselves if is_small else self._halves.logits
-        return states_B_T_D.flatten(0, 1)[chosen], torch.tensor(learned, device=device), to_logits
+        return states_B_T_D.flatten(0, 1)[chosen], ids, torch.tensor(numbers, device=device).T
 
-    def _logits(
-        self, states_N_D: torch.Tensor, to_logits: _ToLogits
-    ) -> Iterator[tuple[torch.Tensor, slice]]:
+    def _logits(self, states_N_D: torch.Tensor) -> Iterator[tuple[torch.Tensor, slice]]:
         """Logits (n, V) of a few states at a time, with their slice."""
         size = max(1, LOGITS_AT_ONCE // self._halves.vocabulary_size)
         for first in range(0, len(states_N_D), size):
             which = slice(first, first + size)
             with self._computing():
-                logits_n_V = to_logits(states_N_D[which])
+                logits_n_V = self._halves.logits(states_N_D[which])
             yield logits_n_V.float(), which
 
     def _computing(self) -> AbstractContextManager[object]:
@@ -212,18 +208,14 @@ class Learner:
         }
         save_file(tensors, directory / OPTIMIZER)
 
-    def load(self, weights: Mapping[str, torch.Tensor], directory: Path) -> None:
-        """Load weights, and the file that `save_moments` wrote.
+    def load_moments(self, directory: Path) -> None:
+        """Load the file that `save_moments` wrote.
 
         Raises:
             RunDirectoryError: It is damaged or belongs to other weights.
         """
         try:
-            moments = load_file(directory / OPTIMIZER)
-            with torch.no_grad():
-                for name, weight in self.weights.items():
-                    weight.copy_(weights[name])
-            for key, value in moments.items():
+            for key, value in load_file(directory / OPTIMIZER).items():
                 name, _, moment = key.rpartition("/")
                 weight = self.weights[name]
                 device = "cpu" if moment == "step" else weight.device
@@ -241,16 +233,7 @@ def dtype_of_products(
     if wanted == "auto":
         is_fast = base_dtype == "bfloat16" and device.type in _WITH_BFLOAT16
         return products_of(torch.bfloat16, device) if is_fast else torch.float32
-    if wanted == "bfloat16" and device.type == "cpu" and not multiplies_bfloat16():
-        say_once(
-            "products=bfloat16: this processor has no instructions for bfloat16, and such products "
-            "take several times as long as those in float32; products=auto chooses the faster"
-        )
     return torch.bfloat16 if wanted == "bfloat16" else torch.float32
-
-
-def _themselves(logits_N_V: torch.Tensor) -> torch.Tensor:
-    return logits_N_V
 
 
 def _logprobs(logits_n_V: torch.Tensor, tokens_n: torch.Tensor) -> torch.Tensor:
@@ -265,10 +248,6 @@ class _Halves:
         self._model = cast(Any, model).get_base_model() if hasattr(model, "peft_config") else model
         self._name = self._model.base_model_prefix
         self.vocabulary_size = int(self._model.config.get_text_config().vocab_size)
-
-    def whole(self, tokens_B_T: torch.Tensor) -> torch.Tensor:
-        """Logits (B, T, V)."""
-        return self._model(input_ids=tokens_B_T, use_cache=False).logits
 
     def hidden(self, tokens_B_T: torch.Tensor) -> torch.Tensor:
         """Hidden states (B, T, D)."""
@@ -320,18 +299,6 @@ def learned_places(example: Example) -> list[int]:
     return [t for t in range(1, len(example.tokens_T)) if example.learned_T[t]]
 
 
-def learned_tokens(part: Sequence[Example]) -> Iterator[tuple[Example, int]]:
-    """Example and position of every token that has a loss."""
-    for example in part:
-        for t in learned_places(example):
-            yield example, t
-
-
-def _of_token(token: tuple[Example, int]) -> tuple[float, float, float]:
-    example, t = token
-    return example.sampled_T[t] if example.sampled_T else 0.0, example.weight, float(example.count)
-
-
 def in_parts(examples: Sequence[Example], tokens_per_pass: int) -> list[list[Example]]:
     """Groups sequences of similar length; a part has at most so many tokens, including padding.
 
@@ -356,28 +323,15 @@ def in_parts(examples: Sequence[Example], tokens_per_pass: int) -> list[list[Exa
     return parts
 
 
-_LOW = -1e9
+_LOW = -1e4
 """A bias that rules a token out, also after the model scales its logits."""
 
 
-class _TokensAlone(torch.nn.Linear):
-    """A head whose rows without a token have logits far below all others.
-
-    This is done by its bias, which is also read by code that computes logits from its weight. Its
-    parameters, and so its files, do not change.
-    """
-
-    never: torch.Tensor
-
-    @property
-    def bias(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        own = self._parameters["bias"]
-        bias = self.weight.new_zeros(self.out_features) if own is None else own
-        return bias.index_fill(0, self.never.to(bias.device), _LOW)
-
-
 def learn_tokens_alone(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Exclude rows without a token from a model's logits, as engines do.
+    """Exclude rows without a token from a model's logits, as engines do, by the head's bias.
+
+    The bias is also read by code that computes logits from the head's weight. A head without one
+    gets a buffer in its place, so the model's parameters and files do not change.
 
     Raises:
         ModelError: The model has such rows, and its head is not a linear layer.
@@ -391,5 +345,8 @@ def learn_tokens_alone(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
             f"its head is a {type(head).__name__}, in which {len(never):,} rows without a token "
             "cannot be excluded; accepted: a linear layer"
         )
-    head.__class__ = _TokensAlone
-    cast("_TokensAlone", head).never = torch.tensor(sorted(never))
+    if getattr(head, "bias", None) is None:
+        del head.bias
+        head.register_buffer("bias", head.weight.new_zeros(head.out_features), persistent=False)
+    with torch.no_grad():
+        head.bias[sorted(never)] = _LOW

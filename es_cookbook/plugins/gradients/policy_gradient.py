@@ -45,7 +45,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import chz
 import numpy as np
@@ -71,13 +71,7 @@ from es_cookbook.rl.objectives import (
 from es_cookbook.rl.problem_env import with_gold
 from es_cookbook.rl.rollouts import Example, readings_of, rollout_metrics, sequences_of
 from es_cookbook.rl.surrogate import group_weights
-from es_cookbook.rl.types import (
-    EnvGroupBuilder,
-    Metrics,
-    Tokenizer,
-    Trajectory,
-    TrajectoryGroup,
-)
+from es_cookbook.rl.types import EnvGroupBuilder, Metrics, Tokenizer, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     import torch
@@ -86,27 +80,32 @@ if TYPE_CHECKING:
     from es_cookbook.plugins.gradients.learner import Learner
 
 
+class Batch(NamedTuple):
+    """The problems of a generation, and the model's answers to them.
+
+    Attributes:
+        at_k: the objective, unless it is the mean reward.
+    """
+
+    problems_P: Sequence[EnvGroupBuilder]
+    groups_P: Sequence[TrajectoryGroup]
+    tokenizer: Tokenizer
+    at_k: PassAtK | None = None
+
+
 @chz.chz
 class Method(ABC):
     """The examples of a generation, and the objective."""
 
     epochs: int = chz.field(default=1, doc="passes over a generation's answers")
-    steps: int = chz.field(
-        default=1, doc="optimizer steps per epoch, on equal shares of the answers"
-    )
+    steps: int = chz.field(default=1, doc="optimizer steps per epoch, each on an equal share")
 
     @chz.validate
     def _counts(self) -> None:
         check_range(self, "epochs", "steps", at_least=1)
 
     @abstractmethod
-    async def examples(
-        self,
-        problems_P: Sequence[EnvGroupBuilder],
-        groups_P: Sequence[TrajectoryGroup],
-        tokenizer: Tokenizer,
-        at_k: PassAtK | None = None,
-    ) -> tuple[list[Example], float]:
+    async def examples(self, batch: Batch) -> tuple[list[Example], float]:
         """The examples of a generation, and the share of one answer in the objective.
 
         Raises:
@@ -132,14 +131,8 @@ class Weighted(Method):
         check_range(self, "reading", at_least=0)
 
     @override
-    async def examples(
-        self,
-        problems_P: Sequence[EnvGroupBuilder],
-        groups_P: Sequence[TrajectoryGroup],
-        tokenizer: Tokenizer,
-        at_k: PassAtK | None = None,
-    ) -> tuple[list[Example], float]:
-        return to_examples(self, groups_P, at_k)
+    async def examples(self, batch: Batch) -> tuple[list[Example], float]:
+        return to_examples(self, batch.groups_P, batch.at_k)
 
     @abstractmethod
     def weights(self, rewards_K: Sequence[float], solved_K: Sequence[float]) -> list[float]:
@@ -200,9 +193,7 @@ class Expert(Weighted):
     """
 
     keep: Literal["right", "best"] = chz.field(
-        default="right",
-        doc=f"right: those whose metric {SOLVED!r} is 1; best: the highest rewards of a group, "
-        "unless all are alike",
+        default="right", doc=f"right: those whose {SOLVED!r} is 1; best: a group's highest rewards"
     )
 
     @override
@@ -227,17 +218,13 @@ class Gold(Method):
     """The gold answers, each once: supervised training."""
 
     @override
-    async def examples(
-        self,
-        problems_P: Sequence[EnvGroupBuilder],
-        groups_P: Sequence[TrajectoryGroup],
-        tokenizer: Tokenizer,
-        at_k: PassAtK | None = None,
-    ) -> tuple[list[Example], float]:
-        known_P = [with_gold(each, "method=gold learns from") for each in problems_P]
-        told_P = [await told_gold(problem.make_env(), gold, tokenizer) for problem, gold in known_P]
-        examples = [example for told in told_P for example in sequences_of(told, 1.0)]
-        return examples, 1 / max(len(problems_P), 1)
+    async def examples(self, batch: Batch) -> tuple[list[Example], float]:
+        examples: list[Example] = []
+        for each in batch.problems_P:
+            problem, gold = with_gold(each, "method=gold learns from")
+            told = await told_gold(problem.make_env(), gold, batch.tokenizer)
+            examples += sequences_of(told, 1.0)
+        return examples, 1 / max(len(batch.problems_P), 1)
 
 
 @chz.chz
@@ -292,8 +279,8 @@ async def main(config: Config) -> None:
         for generation in run.generations:
             problems_P = run.dataset.get_batch(generation)
             groups_P = await run.rollout(generation, problems_P)
-            of_batch = problems_P, groups_P, run.engine.tokenizer, config.at_k
-            examples, share = await config.method.examples(*of_batch)
+            batch = Batch(problems_P, groups_P, run.engine.tokenizer, config.at_k)
+            examples, share = await config.method.examples(batch)
             learns = partial(learn, config, generation, examples, share)
             await run.record(generation, groups_P, await run.learn(generation, learns))
 

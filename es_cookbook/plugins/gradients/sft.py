@@ -63,21 +63,16 @@ class SFTConfig:
         default=("q_proj", "k_proj", "v_proj", "o_proj"), doc="last names of the adapted layers"
     )
     learning_rate: float = chz.field(default=2e-4, doc="learning rate of AdamW")
-    learning_rate_schedule: Schedule = schedule_field(
-        "factor on learning_rate over the steps", default="linear"
-    )
+    learning_rate_schedule: Schedule = schedule_field("factor on learning_rate", default="linear")
     max_gradient_norm: float = chz.field(default=1.0, doc="gradients are clipped to this norm")
     batch_size: int = chz.field(default=32, doc="rows per step")
     epochs: float = chz.field(default=1.0, doc="passes over the rows")
     max_length: int = chz.field(default=1024, doc="tokens of a row; longer rows are truncated")
     tokens_per_pass: int | None = chz.field(
-        default=None,
-        doc="maximum tokens, including padding, of one backward pass; from the memory if unset",
+        default=None, doc="maximum tokens of a backward pass, padded; from the memory if unset"
     )
     log_every: int = chz.field(default=10, doc="steps between lines of metrics")
-    seed: int = chz.field(
-        default=0, doc="seed of the adapter's initial factors and the order of the rows"
-    )
+    seed: int = chz.field(default=0, doc="seed of the adapter's factors and of the rows' order")
 
     @classmethod
     def whole_options(cls, given: Mapping[str, str]) -> dict[str, str]:

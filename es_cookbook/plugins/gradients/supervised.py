@@ -34,9 +34,7 @@ class SupervisedRows:
 
     source: str = chz.field(doc=f"{SOURCE_DOC}; of prompt and completion or of messages")
     chat: bool = chz.field(
-        default=False,
-        doc="apply the model's chat template to prompts; otherwise they are used unchanged and "
-        "must have the form in which the model will see them later",
+        default=False, doc="apply the model's chat template to prompts; else they are unchanged"
     )
     system: str = chz.field(default="", doc="system message for chats without one")
     num_test: int = chz.field(default=0, doc="number of last rows held out, whose loss is measured")
@@ -121,11 +119,7 @@ class _Encoder:
             raise row.error(str(error)) from error
 
     def _in_turns(
-        self,
-        renderer: Renderer,
-        messages: Sequence[Message],
-        turns: Sequence[int],
-        row: Row,
+        self, renderer: Renderer, messages: Sequence[Message], turns: Sequence[int], row: Row
     ) -> Example:
         opening = with_system(self._how.system, messages[: turns[0]])
         parts: list[tuple[Sequence[int], bool]] = [(renderer.prompt(opening), False)]

@@ -30,29 +30,17 @@ OPERATIONS = "+-*"
 class MarkovianDatasetBuilder(SourcedDatasetBuilder[Problem]):
     """Questions for training and, disjoint from them, for the held-out test."""
 
-    markovian: bool = chz.field(
-        default=True, doc="the reader of a thought does not see the question; False: it does"
-    )
+    markovian: bool = chz.field(default=True, doc="hide the question from the reader of a thought")
     template: Template = Names(TEMPLATE_NAMES, default="compact").field(
         "prompts of writer and reader: compact, for the bundled model, or words"
     )
     num_terms: int = chz.field(default=4, doc="generated sums: numbers in each")
     num_digits: int = chz.field(default=1, doc="generated sums: most digits of a number")
-    operations: str = chz.field(
-        default="+", doc=f"generated sums: signs between numbers, of {OPERATIONS}"
-    )
-    answer_tokens: int = chz.field(
-        default=4, doc="maximum tokens of the answer that is sampled to measure correctness"
-    )
-    extraction: Extraction = chz.field(
-        default="auto", doc="where to find that answer: tag, anchor, integer, or auto"
-    )
-    context_tokens: int = chz.field(
-        default=200, doc="rows with only a text: tokens from its start that are the question"
-    )
-    continuation_tokens: int = chz.field(
-        default=100, doc="rows with only a text: tokens after these that are the answer"
-    )
+    operations: str = chz.field(default="+", doc=f"generated sums: signs, of {OPERATIONS}")
+    answer_tokens: int = chz.field(default=4, doc="maximum tokens of the answer that is measured")
+    extraction: Extraction = chz.field(default="auto", doc="where to find that answer in its text")
+    context_tokens: int = chz.field(default=200, doc="plain texts: tokens of the question")
+    continuation_tokens: int = chz.field(default=100, doc="plain texts: tokens of the answer")
 
     @chz.validate
     def _ranges(self) -> None:

@@ -37,12 +37,7 @@ from typing_extensions import override
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.messages.encoder import as_text
-from es_cookbook.rl.problem_env import (
-    Grade,
-    ProblemEnv,
-    ProblemGroupBuilder,
-    check_prompt,
-)
+from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, check_prompt
 from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.rewards.format import extract_answer
 from es_cookbook.rl.rewards.values import composed
@@ -154,13 +149,9 @@ class Template:
         "more.\n\nQuestion: {question}\n\nReasoning:",
         doc="text before the thought; {question} is the question, or the redaction mark",
     )
-    redaction: str = chz.field(
-        default="[redacted]", doc="replaces the question in the reader's prompt"
-    )
+    redaction: str = chz.field(default="[redacted]", doc="replaces the question for the reader")
     answer_mark: str = chz.field(default="\nAnswer: ", doc="text between thought and answer")
-    chat: bool = chz.field(
-        default=True, doc="put the text into the tokenizer's chat template, if it has one"
-    )
+    chat: bool = chz.field(default=True, doc="apply the tokenizer's chat template, if it has one")
 
     @chz.validate
     def _marks(self) -> None:

@@ -206,33 +206,22 @@ def _choice(row: Row) -> tuple[str, str, tuple[str, ...]]:
     """MMLU has a list and a number, ARC texts with labels and a key, which may be digits."""
     choices = row.value("choices")
     if isinstance(choices, Mapping):
-        of = cast("Mapping[str, object]", choices)
-        texts, labels = _texts(row, of.get("text")), _texts(row, of.get("label"))
-        key = row.text("answerKey").strip()
-        if len(labels) != len(texts) or len(set(labels)) < len(labels) or key not in labels:
-            raise row.error(
-                f"field 'choices' must have as many labels as texts, all different, and answerKey "
-                f"be one of them, found labels {', '.join(labels)} and answerKey {key!r:.20}"
-            )
-        number = labels.index(key)
+        of = cast("Mapping[str, list[object]]", choices)
+        texts, key = of.get("text"), row.text("answerKey").strip()
+        places = [i for i, label in enumerate(of.get("label") or ()) if label == key]
+        number = places[0] if len(places) == 1 else -1
     else:
-        texts, number = _texts(row, choices), row.integer("answer")
-    if not 0 <= number < len(texts) <= len(LETTERS):
+        texts, key = choices, row.integer("answer")
+        number = key
+    items = cast("Sequence[object]", texts) if isinstance(texts, list | tuple) else ()
+    is_good = 2 <= len(items) <= len(LETTERS) and 0 <= number < len(items)
+    if not is_good or not all(isinstance(item, str) and item for item in items):
         raise row.error(
-            f"the answer must be one of the choices, 2 to {len(LETTERS)}, found number {number} of "
-            f"{len(texts)}"
+            f"field 'choices' must be 2 to {len(LETTERS)} texts, or text and label, one of which "
+            f"answer (a number) or answerKey (a label) names, found {choices!r:.60} and {key!r:.20}"
         )
-    question = f"{row.text('question').strip()}\n{lettered(texts)}"
+    question = f"{row.text('question').strip()}\n{lettered([str(item) for item in items])}"
     return question, LETTERS[number], _tag(row, "subject")
-
-
-def _texts(row: Row, value: object) -> list[str]:
-    items = cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
-    if len(items) < 2 or not all(isinstance(item, str) and item for item in items):
-        raise row.error(
-            f"field 'choices' must have two or more texts, or text and label, found {value!r:.60}"
-        )
-    return [str(item) for item in items]
 
 
 def _cut(row: Row, tokenizer: "Tokenizer | None", asked: int, answered: int) -> tuple[str, str]:

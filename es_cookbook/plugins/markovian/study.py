@@ -16,12 +16,10 @@ strategies and of gradients are studied alike. `against` is another run, usually
     *.png, *.svg     accuracy, scorers, and what damage costs
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
-import math
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -61,6 +59,7 @@ from es_cookbook.runs.config import RunConfig, closing
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.recorded import RecordedRun, open_run, rebuild
 from es_cookbook.runs.signals import result_until_signal
+from es_cookbook.runs.tracking.jsonl import finite
 
 STUDY, THOUGHTS = "study.json", "thoughts.jsonl"
 _SHOWN = ("correct", "logprob", "informs", "leaks", FRAGILITY, "written", "unrelated", "useful")
@@ -74,18 +73,12 @@ class Config:
 
     log_path: str = chz.field(doc="run directory; it is only read")
     against: str = chz.field(default="", doc="another run to compare with; none if empty")
-    scorers: tuple[str, ...] = chz.field(
-        default=(), doc="models, directories or Hub names, that read the run's thoughts"
-    )
-    output: str = chz.field(
-        default="", doc="directory to write to, which must not exist; <log_path>-study if empty"
-    )
+    scorers: tuple[str, ...] = chz.field(default=(), doc="models that read the run's thoughts")
+    output: str = chz.field(default="", doc="new directory to write to; empty: <log_path>-study")
     num_problems: int = chz.field(default=200, doc="most held-out problems")
     plots: bool = chz.field(default=True, doc="draw, with matplotlib")
     seed: int = chz.field(default=0, doc="seed of the damage, and of intervals")
-    trust: tuple[str, ...] = chz.field(
-        default=(), doc="packages beside es_cookbook whose code config.json may name"
-    )
+    trust: tuple[str, ...] = chz.field(default=(), doc="packages that config.json may name")
 
     @chz.validate
     def _ranges(self) -> None:
@@ -107,9 +100,8 @@ async def study(
     found: dict[str, Results] = {}
     lines: list[_Lines] = []
     for name, run in runs.items():
-        async with _opened(name, run) as sampler:
-            found[name], lines_P = await _thought(name, run.config, sampler, config)
-            lines.append(lines_P)
+        found[name], lines_P = await _thought(name, run, config)
+        lines.append(lines_P)
     first_P, *others = (results.names_P for results in found.values())
     for other_P in others:
         check_same_problems(first_P, other_P)
@@ -145,29 +137,24 @@ def _dataset(run: RunConfig) -> MarkovianDatasetBuilder:
     return cast(MarkovianDatasetBuilder, run.dataset)
 
 
-@contextlib.asynccontextmanager
-async def _opened(name: str, run: RecordedRun) -> AsyncGenerator[PopulationSampler]:
-    """Samples the run's centre as it is now, on its engine."""
+async def _thought(
+    name: str, run: RecordedRun, config: Config
+) -> tuple[Results, list[Mapping[str, object]]]:
+    """The results of a run's centre as it is now, on its engine, and a line per problem."""
     say(f"{name}: loading {run.model_name} on {run.config.engine.name}")
     rebuilt = await rebuild(run)
     async with closing(rebuilt.engine) as engine:
         await rebuilt.go_to(run.last_generation)
-        yield run.config.sampler(engine)
-
-
-async def _thought(
-    name: str, run: RunConfig, sampler: PopulationSampler, config: Config
-) -> tuple[Results, list[Mapping[str, object]]]:
-    engine = sampler.engine
-    datasets = await run.dataset(engine.tokenizer)
-    problems_P = [p for p in datasets.test_P if isinstance(p, MarkovianProblem)]
-    if not problems_P:
-        raise ConfigError(f"{name} holds no problems out (dataset.num_test=0)")
-    await validate(datasets, engine.tokenizer, engine.traits.context_length, run.sampling)
-    problems_P = problems_P[: config.num_problems]
-    say(f"{name}: thinking about {plural(len(problems_P), 'problem')}")
-    asked_P = studied(problems_P, config.seed)
-    groups_P = await attempt(sampler, asked_P)
+        datasets = await run.config.dataset(engine.tokenizer)
+        problems_P = [p for p in datasets.test_P if isinstance(p, MarkovianProblem)]
+        if not problems_P:
+            raise ConfigError(f"{name} holds no problems out (dataset.num_test=0)")
+        context_length, sampling = engine.traits.context_length, run.config.sampling
+        await validate(datasets, engine.tokenizer, context_length, sampling)
+        problems_P = problems_P[: config.num_problems]
+        say(f"{name}: thinking about {plural(len(problems_P), 'problem')}")
+        asked_P = studied(problems_P, config.seed)
+        groups_P = await attempt(run.config.sampler(engine), asked_P)
     results = results_of(asked_P, groups_P)
     return results, list(_lines(problems_P, groups_P, results))
 
@@ -179,7 +166,7 @@ def _lines(
         trajectory = group.trajectories_G_K[0][0]
         logs = trajectory.transitions[-1].logs if isinstance(trajectory, Trajectory) else {}
         of = {"problem": problem.name, "question": problem.question, "gold": problem.asked.gold}
-        metrics = {name: _finite(results.values(name)[p, 0]) for name in results.metrics}
+        metrics = {name: results.values(name)[p, 0] for name in results.metrics}
         yield {**of, **logs, "metrics": metrics}
 
 
@@ -236,8 +223,8 @@ def main(config: Config) -> None:
         "seed": config.seed,
     }
     with whole_directory(output) as directory:
-        replace_file(directory / STUDY, [(json.dumps(plain, indent=1) + "\n").encode()])
-        text = "".join(json.dumps(line) + "\n" for line in lines_P)
+        replace_file(directory / STUDY, [(json.dumps(finite(plain), indent=1) + "\n").encode()])
+        text = "".join(json.dumps(finite(line)) + "\n" for line in lines_P)
         replace_file(directory / THOUGHTS, [text.encode()])
         if config.plots:
             draw_study(directory, of_runs, of_scorers)
@@ -296,15 +283,7 @@ def _lost(of: Mapping[str, Estimate], damage: str) -> Line:
 
 
 def _plain(of: Mapping[str, Estimate] | Mapping[str, Comparison]) -> dict[str, object]:
-    """Values for JSON; unknown ones are null."""
-    return {
-        name: {key: _finite(value) for key, value in dataclasses.asdict(found).items()}
-        for name, found in of.items()
-    }
-
-
-def _finite(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return {name: dataclasses.asdict(found) for name, found in of.items()}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import math
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -99,21 +98,14 @@ class PlanConfig:
     """Print what a run needs: memory, rollouts, tokens, and seconds on a CPU."""
 
     model_name: str = chz.field(doc="model directory (config.json is enough) or Hub name")
-    machine: str = chz.field(
-        default="80gb",
-        doc=f"here, laptop ({_LAPTOP} GB), the memory of a GPU (24gb), or several GPUs (8x80gb)",
-    )
+    machine: str = chz.field(default="80gb", doc="here, laptop, a GPU (24gb) or several (8x80gb)")
     engine: TorchEngineBuilder | VLLMEngineBuilder = _ENGINES.field("kind of engine")
-    search_space: SearchSpaceBuilder = _SEARCH_SPACES.field(
-        "which parameters genomes perturb, and how"
-    )
+    search_space: SearchSpaceBuilder = _SEARCH_SPACES.field("which parameters genomes perturb")
     population_size: int = chz.field(default=64, doc="genomes per generation, in mirrored pairs")
     problems_per_generation: int = chz.field(default=32, doc="problems that each genome attempts")
     attempts: int = chz.field(default=1, doc="rollouts of one genome at one problem")
     prompt_tokens: int = chz.field(default=12, doc="tokens per prompt")
-    sampled_tokens: int = chz.field(
-        default=32, doc="tokens sampled per rollout, at most sampling.max_tokens"
-    )
+    sampled_tokens: int = chz.field(default=32, doc="tokens sampled per rollout")
 
     @chz.validate
     def _fields(self) -> None:
@@ -330,21 +322,18 @@ class Plan:
 def core_rate(products: "torch.dtype") -> float:
     """Operations per second of a core in products of a dtype, measured now; int8 as float32."""
     import torch
-    import torch.nn.functional as F
+    from torch.utils.benchmark import Timer
 
-    from es_cookbook.engines.torch.kernels.products import multiply, one_thread
+    from es_cookbook.engines.torch.kernels.products import multiply
 
-    rows, weight = torch.ones(_ROWS, _IN), torch.ones(_OUT, _IN, dtype=torch.bfloat16)
-    rounded, shortest = rows.bfloat16(), math.inf
-    with torch.inference_mode(), one_thread():
-        for _ in range(20):
-            began = time.thread_time()
-            if products == torch.bfloat16:
-                F.linear(rounded, weight)
-            else:
-                multiply(rows, weight)
-            shortest = min(shortest, time.thread_time() - began)
-    return 2 * _ROWS * _IN * _OUT / max(shortest, 1e-9)
+    is_bfloat16 = products == torch.bfloat16
+    rows = torch.ones(_ROWS, _IN, dtype=torch.bfloat16 if is_bfloat16 else torch.float32)
+    weight = torch.ones(_OUT, _IN, dtype=torch.bfloat16)
+    product = torch.nn.functional.linear if is_bfloat16 else multiply
+    timer = Timer("product()", globals={"product": functools.partial(product, rows, weight)})
+    with torch.inference_mode():
+        found = timer.blocked_autorange(min_run_time=0.05)
+    return 2 * _ROWS * _IN * _OUT / min(found.times)
 
 
 def check(plan: Plan) -> None:

@@ -24,9 +24,7 @@ from es_cookbook.runs.signals import result_until_signal
 class Sigma:
     """Print the loss of genomes at each sigma, and the sigma that a run would choose."""
 
-    recipe: str = chz.field(
-        default="train", doc="recipe whose options the others are; train: rows of your own"
-    )
+    recipe: str = chz.field(default="train", doc="recipe of the options; train: your own rows")
 
 
 @as_program()

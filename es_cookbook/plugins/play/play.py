@@ -44,24 +44,16 @@ _Result = TypeVar("_Result")
 class PlayConfig(RecordedAt, Answering):
     """Answer prompts with the centre, the base or any genome of a run; /help lists commands."""
 
-    chat: bool = chz.field(
-        default=True, doc="apply the tokenizer's chat template to prompts, if it has one"
-    )
+    chat: bool = chz.field(default=True, doc="apply the tokenizer's chat template, if it has one")
     temperature: float | None = chz.field(
         default=None, doc="0 is greedy; None: the run's own, and greedy for held-out problems"
     )
-    max_tokens: int | None = chz.field(
-        default=None, doc="maximum tokens per answer; None: the run's own"
-    )
+    max_tokens: int | None = chz.field(default=None, doc="tokens per answer; None: the run's own")
     seed: int | None = chz.field(
         default=None, doc="sampling seed; None: the run's own for problems, 0 for prompts"
     )
-    problem: int | None = chz.field(
-        default=None, doc="play this problem of the run through its Env, then exit"
-    )
-    split: Split = chz.field(
-        default="test", doc="test: held-out problems; train: the generation's batch"
-    )
+    problem: int | None = chz.field(default=None, doc="play this problem of the run, then exit")
+    split: Split = chz.field(default="test", doc="test: held out; train: the generation's batch")
 
 
 COMMANDS = {
@@ -123,8 +115,8 @@ class _Session:
 
     def __init__(self, config: PlayConfig, rebuilt: RebuiltRun, portal: BlockingPortal) -> None:
         self._rebuilt, self._portal = rebuilt, portal
-        self._person = is_at_terminal()
-        if self._person:
+        self.person = is_at_terminal()
+        if self.person:
             with contextlib.suppress(ImportError):
                 importlib.import_module("readline")  # Gives `input` arrow keys and a history.
         # Invalid bytes, and characters that the encoding lacks, are replaced.
@@ -167,11 +159,11 @@ class _Session:
             try:
                 self._handle(text, split)
             except (ConfigError, DataError, RequestError) as error:
-                if not self._person:  # A script would take the next answer for this one.
+                if not self.person:  # A script would take the next answer for this one.
                     raise type(error)(f"line {self._num_lines}: {error}") from error
                 print(printable(str(error)), flush=True)
             except KeyboardInterrupt:
-                if not self._person:
+                if not self.person:
                     raise
                 print("\n[stopped]")
 
@@ -189,7 +181,7 @@ class _Session:
 
     def _read_line(self, prefix: str) -> str | None:
         self._num_lines += 1
-        if not self._person:
+        if not self.person:
             line = sys.stdin.readline()
             return line.removesuffix("\n") if line else None
         try:
@@ -209,7 +201,7 @@ class _Session:
             if not self._run_command(name, arguments, split):
                 takes = COMMANDS[name][0] or "nothing"
                 raise ConfigError(f"/{name} takes {takes}, found {text!r}")
-        elif text or not self._person:
+        elif text or not self.person:
             self._answer(text.removeprefix("/") if text.startswith("//") else text)
 
     def _run_command(self, name: str, arguments: Sequence[str], split: Split) -> bool:
@@ -242,11 +234,11 @@ class _Session:
         observation = Observation(tokens_T, usual_stop=self._usual_stop)
         action = self._call(lambda: rebuilt.answer(self._who, observation, self._sampling, seed))
         self._show(printable(action.text))
-        if self._person and action.stop_reason == "length":
+        if self.person and action.stop_reason == "length":
             print(f"[cut after {plural(len(action.tokens_T), 'token')}]")
 
     def _show(self, text: str) -> None:
-        print(text if self._person else text.replace("\n", r"\n"), flush=True)
+        print(text if self.person else text.replace("\n", r"\n"), flush=True)
 
     @functools.cached_property
     def _usual_stop(self) -> tuple[str, ...]:
@@ -258,11 +250,6 @@ class _Session:
         except (ConfigError, DataError) as error:
             say(f"answers may be longer than in the run: {error}")
             return ()
-
-    def say(self, text: str) -> None:
-        """Print a remark for a person."""
-        if self._person:
-            print(printable(text), flush=True)
 
     def _call(self, function: Callable[[], Awaitable[_Result]]) -> _Result:
         """Run a coroutine on the engine's event loop; Ctrl-C cancels it."""
@@ -299,11 +286,13 @@ def main(config: PlayConfig) -> None:
         if config.problem is not None:
             session.play(config.split, config.problem)
             return
-        session.say(
-            f"{len(run.records)} of {run.config.num_generations} generations are recorded. "
-            "A line is a prompt; /help lists commands. "
-            f"For other programs: {command('serve', log_path=config.log_path)}"
-        )
+        if session.person:
+            print(
+                f"{len(run.records)} of {run.config.num_generations} generations are recorded. "
+                "A line is a prompt; /help lists commands. "
+                f"For other programs: {command('serve', log_path=config.log_path)}",
+                flush=True,
+            )
         session.run(config.split)
 
 

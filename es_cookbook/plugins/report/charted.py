@@ -26,8 +26,6 @@ QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Quantiles of a generation's fitness, drawn as bands."""
 _MOST_ROWS = 20_000
 _MOST_KEYS = 500
-_MOST_FIELDS = 2_000
-_MOST_DIFFERING = 200
 _MOST_POINTS = 60_000
 _LONGEST_VALUE = 500
 
@@ -36,7 +34,7 @@ def page_data(runs: Sequence[RunFiles]) -> dict[str, object]:
     """The data of runs and of their groups."""
     groups = grouped(runs)
     firsts = [group[0] for group in groups.values()]
-    fields = differing(firsts)[:_MOST_DIFFERING]
+    fields = differing(firsts)
     numbers = {id(run): number for number, run in enumerate(runs)}
     return {
         "runs": [_charted(run) for run in runs],
@@ -57,9 +55,6 @@ def _charted(run: RunFiles) -> dict[str, object]:
     """The data of one run."""
     problems = list(run.problems)
     columns = _columns(_thinned(run.metrics, problems), problems)
-    fields = [(key, value) for key, value in run.config.items() if key]
-    if len(fields) > _MOST_FIELDS:
-        problems.append(f"its Config has {len(fields):,} fields; {_MOST_FIELDS:,} are shown")
     if not run.metrics:
         problems.append("it has measured nothing yet, so there is nothing to draw")
     return {
@@ -73,7 +68,7 @@ def _charted(run: RunFiles) -> dict[str, object]:
         "mirrored": run.config.get("optimizer.antithetic") is True,
         "columns": columns,
         "fitness": _fitness(run),
-        "config": [[key, _text(value)] for key, value in fields[:_MOST_FIELDS]],
+        "config": [[key, _text(value)] for key, value in run.config.items() if key],
         "problems": problems,
         "findings": list(all_findings(run.metrics)),
         "seconds": _rounded(_seconds(run)),

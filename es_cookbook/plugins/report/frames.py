@@ -62,11 +62,7 @@ def frames(log_paths: Paths) -> "pandas.DataFrame":
     runs = _read(log_paths)
     fields = dict.fromkeys(["seed", *differing(runs)])
     rows = [
-        {
-            "run": str(run.path),
-            **row,
-            **{path or _CLASS: run.config.get(path) for path in fields},
-        }
+        {"run": str(run.path), **row, **{path or _CLASS: run.config.get(path) for path in fields}}
         for run in runs
         for row in _generations(run)
     ]
@@ -182,13 +178,9 @@ class Frames:
     """Write runs as one table, with a row per generation."""
 
     log_path: tuple[str, ...] = chz.field(
-        doc="run directories, or directories of run directories, separated by commas",
-        metadata=UNNAMED,
+        doc="run directories, or directories of run directories", metadata=UNNAMED
     )
-    output: str = chz.field(
-        default="frames.parquet",
-        doc=".parquet or .csv file to write; an existing one is replaced",
-    )
+    output: str = chz.field(default="frames.parquet", doc=".parquet or .csv file to write")
 
 
 def main(config: Frames) -> None:

@@ -21,7 +21,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.errors import RunDirectoryError
-from es_cookbook.common.files import ANY_SIZE, opened
+from es_cookbook.common.files import ANY_SIZE, lines, opened
 from es_cookbook.common.terminal import plural, show_bytes
 from es_cookbook.plugins.report.charted import page_data
 from es_cookbook.plugins.report.rollouts import RolloutTable, compressed_json
@@ -102,11 +102,9 @@ def _add_rollouts(
 
 
 def _count_lines(path: Path) -> int:
-    count = 0
     with contextlib.suppress(OSError), opened(path, ANY_SIZE, path.parent) as file:
-        while chunk := file.read(1 << 20):
-            count += chunk.count(b"\n")
-    return count
+        return sum(1 for _ in lines(file))
+    return 0
 
 
 def write_report(

@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 STYLES = {"running": "bold cyan", "complete": "green", "interrupted": "yellow", "not begun": "dim"}
 """State of a run -> how it is printed."""
-_UNITS = (("day", 86_400), ("h", 3600), ("min", 60))
 _NAMES = ("run", "state", "kind", "generation", "best held-out", "updated")
 _SHORTEST = 16
 """Columns of a run's path in a narrow terminal."""
@@ -153,19 +152,6 @@ def shortened(text: str, width: int) -> str:
     return f"…{kept}"
 
 
-def ago(seconds: float) -> str:
-    """A duration as how long ago something was.
-
-    >>> ago(5), ago(185), ago(7300), ago(90_000), ago(200_000)
-    ('just now', '3 min ago', '2 h ago', '1 day ago', '2 days ago')
-    """
-    for unit, size in _UNITS:
-        if seconds >= size:
-            count = int(seconds // size)
-            return f"{count} {unit}{'s' if unit == 'day' and count > 1 else ''} ago"
-    return "just now"
-
-
 def last_update(log_path: Path) -> float:
     """Time at which a run last wrote something, as `time.time` has it; 0 if unknown."""
     times = [0.0]
@@ -176,7 +162,7 @@ def last_update(log_path: Path) -> float:
 
 
 def updated(log_path: Path) -> str:
-    return ago(time.time() - last_update(log_path))
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(last_update(log_path)))
 
 
 def generations(run: RunFiles) -> str:

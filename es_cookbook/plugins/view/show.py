@@ -30,14 +30,7 @@ from es_cookbook.plugins.view.runs import (
 from es_cookbook.runs.directory.opening import flattened
 from es_cookbook.runs.tracking.findings import all_findings
 from es_cookbook.runs.tracking.jsonl import PASS_AT, REWARD, reported
-from es_cookbook.runs.tracking.live import (
-    PROBLEMS,
-    compact,
-    duration,
-    interval,
-    label,
-    number,
-)
+from es_cookbook.runs.tracking.live import PROBLEMS, compact, duration, interval, label, number
 from es_cookbook.runs.tracking.reading import (
     RunFiles,
     class_name,

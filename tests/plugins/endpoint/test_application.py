@@ -416,10 +416,6 @@ def tool_of(**fields: object) -> dict[str, Any]:
             "guided is not read here; accepted: logprobs, max_completion_tokens, ",
         ),
         ({"tools": [{"type": "web_search"}]}, r"tools\[0\].type must be function, found 'web_"),
-        (
-            {"tools": [tool_of(), tool_of(name="max"), tool_of()]},
-            r"tools\[2\] must have a unique name, and has that of tools\[0\], 'min'",
-        ),
         ({"tool_choice": "required"}, "tool_choice must be none or auto where there are no tools"),
         ({"max_tokens": CONTEXT}, f"the context has {CONTEXT} tokens, fewer than"),
     ],

@@ -179,15 +179,7 @@ def test_the_command_says_where_it_serves_and_ends_when_it_is_told_to(
     files = [tmp_path / name for name in ("in", "out", "err")]
     for file in files:
         file.touch()
-    command = [
-        "-m",
-        "es_cookbook",
-        "serve",
-        log_path,
-        "trust=tests",
-        "host=127.0.0.1",
-        "port=0",
-    ]
+    command = ["-m", "es_cookbook", "serve", log_path, "trust=tests", "host=127.0.0.1", "port=0"]
     process = programs.start(command, files)
     with anyio.from_thread.start_blocking_portal() as portal:
         address, key = portal.call(_address, files[1], process)

@@ -24,6 +24,7 @@ from es_cookbook.plugins.gradients.gradient_run import Gradients
 from es_cookbook.plugins.gradients.learner import Learner, learned_places
 from es_cookbook.plugins.gradients.policy_gradient import (
     PPO,
+    Batch,
     Config,
     Expert,
     Gold,
@@ -276,16 +277,16 @@ def test_a_schedule_scales_the_rate_of_every_step(method: Method, tmp_path: Path
 async def test_what_gold_answers_teach_is_what_genomes_score() -> None:
     tokenizer, problems_P = FakeEngine().tokenizer, [problem(4, "train"), problem(5, "train")]
     nothing = TrajectoryGroup([])
-    examples, share = await Gold().examples(problems_P, [nothing] * 2, tokenizer)
+    examples, share = await Gold().examples(Batch(problems_P, [nothing] * 2, tokenizer))
     scored_P = [await GoldAnswers().problem(each, nothing, tokenizer) for each in problems_P]
     assert examples == [answer for scored in scored_P for answer in scored.answers]
     assert share == 1 / 2
-    assert (await Gold().examples(problems_P[:1], [nothing], tokenizer))[1] == 1.0
+    assert (await Gold().examples(Batch(problems_P[:1], [nothing], tokenizer)))[1] == 1.0
     nameless = dataclasses.replace(cast(ProblemGroupBuilder, problem(4, "train")), gold=None)
     with pytest.raises(
         DataError, match=r"^train 4: it has no gold answer, which method=gold learns"
     ):
-        await Gold().examples([nameless], [nothing], tokenizer)
+        await Gold().examples(Batch([nameless], [nothing], tokenizer))
 
 
 # --- a run ---------------------------------------------------------------------------------------

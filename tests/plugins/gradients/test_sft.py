@@ -268,10 +268,7 @@ def test_learning_rates_fall_and_nothing_is_left_of_an_interrupted_training(
 
 
 def test_peft_has_to_be_installed_for_an_adapter_alone(
-    tiny_model: Callable[[str], Path],
-    rows: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_model: Callable[[str], Path], rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ConfigError, match=r"LoRA\) needs peft, .* 'es-cookbook\[baselines\]'"):
@@ -290,11 +287,7 @@ def test_peft_has_to_be_installed_for_an_adapter_alone(
     ],
 )
 def test_what_cannot_be_trained_is_refused(
-    changes: dict[str, Any],
-    said: str,
-    tiny_model: Callable[[str], Path],
-    rows: str,
-    tmp_path: Path,
+    changes: dict[str, Any], said: str, tiny_model: Callable[[str], Path], rows: str, tmp_path: Path
 ) -> None:
     of_rows = {name: changes.pop(name) for name in ("num_test", "chat") if name in changes}
     data = {"dataset": SupervisedRows(source=rows, **of_rows)}

@@ -17,10 +17,7 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.markovian.dataset import MarkovianDatasetBuilder
-from es_cookbook.plugins.markovian.env import (
-    MarkovianEnv,
-    MarkovianProblem,
-)
+from es_cookbook.plugins.markovian.env import MarkovianEnv, MarkovianProblem
 from es_cookbook.plugins.markovian.problems import Problem, Sum, generate_sums
 from es_cookbook.plugins.markovian.train_cli import CLIConfig
 from es_cookbook.population.sampler import PopulationSampler
@@ -88,10 +85,7 @@ class Given(MarkovianEnv):
 
 
 async def graded(
-    engine: Engine,
-    of: MarkovianProblem,
-    thought: str,
-    population: list[Genome] | None = None,
+    engine: Engine, of: MarkovianProblem, thought: str, population: list[Genome] | None = None
 ) -> list[Transition]:
     """What the centre, or each genome, earns with this thought; without the base's part."""
 
@@ -155,14 +149,7 @@ def test_names_of_special_tokens_in_a_thought_are_text() -> None:
 
 @pytest.mark.parametrize(
     ("thought", "leaks"),
-    [
-        ("=8,17,19", 1),
-        ("", 0),
-        ("19", 1),
-        ("190,119", 0),
-        ("?:3+5+9+2>", 0),
-        ("<eos>19<eos>", 1),
-    ],
+    [("=8,17,19", 1), ("", 0), ("19", 1), ("190,119", 0), ("?:3+5+9+2>", 0), ("<eos>19<eos>", 1)],
 )
 async def test_the_reward_is_how_likely_the_answer_is_behind_the_thought(
     engine: Engine, thought: str, leaks: float

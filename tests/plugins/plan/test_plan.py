@@ -340,11 +340,7 @@ def test_planning_takes_no_memory_for_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        ("24gb", Machine(1, 24)),
-        ("4x16.5gb", Machine(4, 16.5)),
-        ("laptop", Machine(0, 8)),
-    ],
+    [("24gb", Machine(1, 24)), ("4x16.5gb", Machine(4, 16.5)), ("laptop", Machine(0, 8))],
 )
 def test_machines_by_name(text: str, expected: Machine) -> None:
     assert machine_of(text) == expected

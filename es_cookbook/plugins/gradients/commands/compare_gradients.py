@@ -103,21 +103,12 @@ class CompareGradients:
     )
     tuning_seed: int = chz.field(default=1000, doc="seed of the runs that choose the factor")
     at_equal: Literal["rollouts", "seconds"] = chz.field(
-        default="rollouts",
-        doc="what is equal between runs; with seconds, rollouts may differ",
+        default="rollouts", doc="what is equal between runs; with seconds, rollouts may differ"
     )
-    second: str = chz.field(
-        default="",
-        doc="recipe on whose held-out problems forgetting is measured; its options are "
-        "second.FIELD=...",
-    )
-    pass_at: int = chz.field(
-        default=8, doc="attempts at each held-out problem, at temperature 1: pass@1 to pass@k"
-    )
+    second: str = chz.field(default="", doc="recipe to measure forgetting on (second.FIELD=...)")
+    pass_at: int = chz.field(default=8, doc="attempts at temperature 1: pass@1 to pass@k")
     metric: str = chz.field(default=CORRECT, doc="held-out metric to compare")
-    log_path: str = chz.field(
-        default="", doc="directory of all runs; empty: runs/compare-gradients-<recipe>"
-    )
+    log_path: str = chz.field(default="", doc="directory; empty: runs/compare-gradients-<recipe>")
 
     @chz.validate
     def _lists(self) -> None:
@@ -175,14 +166,19 @@ class _Entry:
 
 def contestants(
     compare: CompareGradients, fields: Mapping[str, str]
-) -> dict[str, tuple[AnyConfig, Sequence[float]]]:
+) -> tuple[dict[str, tuple[AnyConfig, Sequence[float]]], Config | None]:
     """Name -> Config with its original learning rate, and factors; only inside `run_cli`.
 
+    Returns:
+        These, and the Config of the recipe on which forgetting is measured, if any.
+
     Raises:
-        ConfigError: An option does not exist or is set by the comparison; unequal rollouts.
+        ConfigError: A recipe or an option does not exist, or is set by the comparison; unequal
+            rollouts.
     """
     found: dict[str, tuple[AnyConfig, Sequence[float]]] = {}
-    of_all, of_one = _labelled(compare, fields)
+    labels = (*compare.contestants, *(["second"] if compare.second else []))
+    of_all, of_one = by_label(fields, labels, (*NAMES, "second"), "a contestant")
     for name in compare.contestants:
         config, options = first_config(compare.recipe, name), of_all | of_one[name]
         own = {"factors": options.pop("factors")} if "factors" in options else {}
@@ -197,24 +193,9 @@ def contestants(
             "num_generations, es.optimizer.population_size, surrogate.surrogate.attempts or "
             "group.attempts, or compare them at_equal=seconds"
         )
-    return found
-
-
-def _labelled(
-    compare: CompareGradients, fields: Mapping[str, str]
-) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    labels = (*compare.contestants, *(["second"] if compare.second else []))
-    return by_label(fields, labels, (*NAMES, "second"), "a contestant")
-
-
-def second_of(compare: CompareGradients, fields: Mapping[str, str]) -> Config | None:
-    """The Config of the recipe on which forgetting is measured; only inside `run_cli`.
-
-    Raises:
-        ConfigError: The recipe or its option does not exist.
-    """
-    options = _labelled(compare, fields)[1]
-    return built(recipe_defaults(compare.second), options["second"]) if compare.second else None
+    if not compare.second:
+        return found, None
+    return found, built(recipe_defaults(compare.second), of_one["second"])
 
 
 def first_config(recipe: str, name: str) -> AnyConfig:
@@ -388,7 +369,7 @@ async def _take_checkpoint(engine: Engine, log_path: Path) -> None:
 
 def main(compare: CompareGradients, fields: Mapping[str, str]) -> None:
     """Run the incomplete runs; print and write the tables, and draw the curves."""
-    found, second = contestants(compare, fields), second_of(compare, fields)
+    found, second = contestants(compare, fields)
     require_matplotlib()
     compare.directory.mkdir(parents=True, exist_ok=True)
     first, _ = next(iter(found.values()))
@@ -422,44 +403,38 @@ def _report(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metr
 
 def _table(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metrics) -> str:
     """All contestants, and the base, as a Markdown table."""
-    seconds = min(min(entry.whole_R("seconds")) for entry in entries.values())
+    least = min(min(entry.whole_R("seconds")) for entry in entries.values())
     ks = ("pass@1", f"pass@{compare.pass_at}", f"maj@{compare.pass_at}")
-    shown = [k for k in ks if f"test/{k}" in base]
-    head = [
-        *("", "held-out, greedy", f"after {seconds:.0f} s", "s of training"),
-        "rollouts",
-        *(f"{k}, T = 1" for k in shown),
-        "KL to the base, nats a token",
-        *(["second task"] if compare.second else []),
-    ]
 
-    def finals(of: Sequence[Metrics], kl: str) -> list[str]:
-        shares = [_percent([each[f"test/{k}"] for each in of]) for k in shown]
-        second = [_percent([_second(each) for each in of])] if compare.second else []
-        return [*shares, kl, *second]
+    def row(name: str, greedy: Sequence[float], finals_R: Sequence[Metrics]) -> dict[str, str]:
+        found = {"": name, "held-out, greedy": _percent(greedy)}
+        if name in entries:
+            entry = entries[name]
+            found |= {
+                f"after {least:.0f} s": _percent(entry.after("seconds", least)),
+                "s of training": f"{fmean(entry.whole_R('seconds')):.0f}",
+                "rollouts": f"{rollouts(entry.config):,}",
+            }
+        for k in ks:
+            if f"test/{k}" in base:
+                found[f"{k}, T = 1"] = _percent([final[f"test/{k}"] for final in finals_R])
+        kl = fmean(final["test/env/kl/kl"] for final in finals_R)
+        found["KL to the base, nats a token"] = f"{kl:.3f}"
+        if compare.second:
+            found["second task"] = _percent([_second(final) for final in finals_R])
+        return found
 
-    start, *_ = next(iter(entries.values())).after("seconds", 0)
-    rows = [["base", _percent([start]), "", "", "", *finals([base], "0")]]
-    for name, entry in entries.items():
-        kl = fmean(final["test/env/kl/kl"] for final in entry.finals_R)
-        rows.append(
-            [
-                name,
-                _percent(entry.after("seconds", math.inf)),
-                _percent(entry.after("seconds", seconds)),
-                f"{fmean(entry.whole_R('seconds')):.0f}",
-                f"{rollouts(entry.config):,}",
-                *finals(entry.finals_R, f"{kl:.3f}"),
-            ]
-        )
-    return markdown(head, rows)
+    start = next(iter(entries.values())).after("seconds", 0)
+    rows = [row("base", start[:1], [base])]
+    rows += [row(n, e.after("seconds", math.inf), e.finals_R) for n, e in entries.items()]
+    head = list(rows[-1])
+    return markdown(head, [[each.get(column, "") for column in head] for each in rows])
 
 
 def _second(metrics: Metrics) -> float:
     """Score on the second task."""
     names = ("env/all/correct", "env/all/solved", "reward/mean")
-    keys = [f"second/test/{name}" for name in names]
-    return next(metrics[key] for key in keys if key in metrics)
+    return next(metrics[key] for name in names if (key := f"second/test/{name}") in metrics)
 
 
 def _percent(values_R: Sequence[float]) -> str:

@@ -36,17 +36,11 @@ import anyio.from_thread
 import anyio.to_thread
 import torch
 from datasets import Dataset
-from transformers import (
-    PreTrainedModel,
-    PrinterCallback,
-    TrainerCallback,
-    TrainerState,
-)
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError, not_installed
-from es_cookbook.common.files import LARGEST_TEXT, appending, read_file
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.engines.base import Engine
 from es_cookbook.plugins.gradients.gradient_run import GradientRun, Gradients
@@ -57,7 +51,7 @@ from es_cookbook.plugins.gradients.learner import (
     learn_tokens_alone,
     trained_weights,
 )
-from es_cookbook.rl.rollouts import Example, mean_of, sequences_of
+from es_cookbook.rl.rollouts import mean_of, sequences_of
 from es_cookbook.rl.types import LostRollout, Metrics, Tokenizer, Trajectory, TrajectoryGroup
 from es_cookbook.runs.directory.directory import LOSSES
 from es_cookbook.runs.files import replace_file
@@ -76,27 +70,21 @@ with mock.patch.object(import_utils, "is_vllm_available", return_value=False):
 TRAINER = "trainer"
 REWARD = "env_reward"
 """The key under which rewards reach the reward function."""
-_COLUMNS = {
-    "loss": "loss",
-    "gradient_norm": "grad_norm",
-    "learning_rate": "learning_rate",
-    "reward": "reward",
-    "reward_std": "reward_std",
-    "entropy": "entropy",
-    "kl": "kl",
-    "clipped": "clip_ratio/region_mean",
-}
-"""Column of losses.csv -> TRL's name; empty if TRL does not measure it in this run."""
 _KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "use_cache")
 _MEASURED = {
     "policy/loss": "loss",
     "policy/gradient_norm": "grad_norm",
+    "optimizer/learning_rate": "learning_rate",
     "policy/entropy": "entropy",
     "policy/kl": "kl",
     "policy/clipped": "clip_ratio/region_mean",
-    "optimizer/learning_rate": "learning_rate",
 }
 """Our metric -> TRL's, which is averaged over a generation's steps."""
+_COLUMNS = {
+    **{metric.partition("/")[2]: name for metric, name in _MEASURED.items()},
+    **{"reward": "reward", "reward_std": "reward_std"},
+}
+"""Column of losses.csv -> TRL's name; empty if TRL does not measure it in this run."""
 
 
 class _TrainedByTRL:
@@ -113,11 +101,8 @@ class _TrainedByTRL:
         self.checkpoint: Path | None = None
         self.trainer: _Trainer | None = None
 
-    def load(self, weights: Mapping[str, torch.Tensor], directory: Path) -> None:
-        """Load weights, and the trainer's state once there is a trainer."""
-        with torch.no_grad():
-            for name, weight in self.weights.items():
-                weight.copy_(weights[name])
+    def load_moments(self, directory: Path) -> None:
+        """Load the trainer's state once there is a trainer."""
         self.checkpoint = directory / TRAINER
 
     def save_moments(self, directory: Path) -> None:
@@ -184,10 +169,7 @@ def _train(
 
 
 def arguments(
-    config: Config,
-    num_problems: int,
-    context_length: int,
-    products: torch.dtype = torch.float32,
+    config: Config, num_problems: int, context_length: int, products: torch.dtype = torch.float32
 ) -> GRPOConfig:
     """TRL's arguments for batches of so many problems, with matrix products in a dtype.
 
@@ -341,9 +323,7 @@ class _Generations(TrainerCallback):
         self._num_problems = num_problems
         self._filler = filler
         self._steps = config.num_iterations * config.steps
-        self._losses = _Losses(Path(config.log_path), run.generations.start * self._steps)
         self._groups_P: Sequence[TrajectoryGroup] = ()
-        self._logs: list[Mapping[str, object]] = []
         self._began = 0.0
 
     def learning_rate_factor(self, step: int) -> float:
@@ -384,23 +364,19 @@ class _Generations(TrainerCallback):
 
     @override
     def on_log(self, args: Any, state: TrainerState, *more: Any, **kwargs: Any) -> None:
-        logs: Mapping[str, object] = kwargs["logs"]
-        if "loss" not in logs:  # A summary of the whole training.
-            return
         anyio.from_thread.check_cancelled()
-        done = state.global_step
-        generation = (done - 1) // self._steps
-        self._losses.add(done, generation, logs)
-        self._logs.append(logs)
-        if done % self._steps == 0:
-            anyio.from_thread.run(self._end, generation)
+        is_step = "loss" in kwargs["logs"]  # Otherwise a summary of the whole training.
+        if is_step and state.global_step % self._steps == 0:
+            generation = state.global_step // self._steps - 1
+            anyio.from_thread.run(self._end, generation, state.log_history)
 
-    async def _end(self, generation: int) -> None:
+    async def _end(self, generation: int, logs: Sequence[Mapping[str, object]]) -> None:
         """Give a generation's weights to the engine, and record the generation."""
         self._run.recorder.took(generation, "learn", self._began, time.perf_counter())
         await self._run.learned(generation)
-        measured = {**_means(self._logs), "policy/weighted": _weighted(self._groups_P)}
-        self._logs = []
+        _write_losses(Path(self._config.log_path) / LOSSES, logs, self._steps)
+        of_steps = _means(logs[-self._steps :])
+        measured = {**of_steps, "policy/weighted": _weighted(self._groups_P)}
         await self._run.record(generation, self._groups_P, measured)
 
 
@@ -424,10 +400,7 @@ def _weighted(groups_P: Sequence[TrajectoryGroup]) -> float:
 
 
 def rows_of(
-    groups_P: Sequence[TrajectoryGroup],
-    *,
-    filler: int,
-    with_logprobs: bool = True,
+    groups_P: Sequence[TrajectoryGroup], *, filler: int, with_logprobs: bool = True
 ) -> dict[str, Any]:
     """The result of TRL's `rollout_func`, by problem and attempt.
 
@@ -454,8 +427,17 @@ def _row(
     trajectory: Trajectory | LostRollout, filler: int
 ) -> tuple[list[int], list[int], list[int], list[float]]:
     """Prompt, completion, and whether each token of it has a loss, and its logprob."""
-    if not isinstance(trajectory, Trajectory) or (example := _sequence(trajectory)) is None:
+    if not isinstance(trajectory, Trajectory):
         return [filler], [filler], [0], [0.0]
+    if (count := [kind for kind, _ in trajectory.seen].count("prompt")) > 1:
+        raise ConfigError(
+            "dataset: an Env of several turns did not continue earlier turns, so its rollout is "
+            f"{count} sequences, and TRL's trainer takes one: train with policy_gradient, or let "
+            "every observation begin with the previous one and its action"
+        )
+    if not (examples := sequences_of(trajectory, 1.0)):  # The policy sampled no token of it.
+        return [filler], [filler], [0], [0.0]
+    (example,) = examples
     start = len(trajectory.transitions[0].observation.tokens_T)
     return (
         list(example.tokens_T[:start]),
@@ -465,39 +447,10 @@ def _row(
     )
 
 
-def _sequence(trajectory: Trajectory) -> Example | None:
-    """The one sequence of a rollout; None if the policy sampled no token of it."""
-    found = sequences_of(trajectory, 1.0)
-    kinds = [kind for kind, _ in trajectory.seen]
-    if kinds.count("prompt") > 1:
-        raise ConfigError(
-            "dataset: an Env of several turns did not continue earlier turns, so its rollout is "
-            f"{kinds.count('prompt')} sequences, and TRL's trainer takes one: train with "
-            "policy_gradient, or let every observation begin with the previous one and its action"
-        )
-    return found[0] if found else None
-
-
-class _Losses:
-    """`losses.csv`: a line per step of the optimizer.
-
-    Args:
-        log_path: the run directory.
-        step: number of completed steps; lines of later ones are cut.
-    """
-
-    def __init__(self, log_path: Path, step: int) -> None:
-        self._path = log_path / LOSSES
-        lines: list[str] = []
-        if self._path.exists():
-            text = read_file(self._path, LARGEST_TEXT, log_path).decode("utf-8", "replace")
-            lines = text.split("\n")[1 : 1 + step]
-        head = ",".join(("step", "generation", *_COLUMNS))
-        replace_file(self._path, [f"{line}\n".encode() for line in (head, *lines)])
-
-    def add(self, step: int, generation: int, logs: Mapping[str, object]) -> None:
-        """Append one step, counted from 1, as TRL logged it."""
-        values = (logs.get(key) for key in _COLUMNS.values())
-        row = [step, generation, *("" if value is None else value for value in values)]
-        with appending(self._path) as file:
-            file.write(",".join(map(str, row)) + "\n")
+def _write_losses(path: Path, logs: Sequence[Mapping[str, object]], steps: int) -> None:
+    """Write `losses.csv`: a line per step of the optimizer, `steps` of them in a generation."""
+    rows: list[Sequence[object]] = [("step", "generation", *_COLUMNS)]
+    for step, log in enumerate(logs):
+        values = (log.get(key) for key in _COLUMNS.values())
+        rows.append([step + 1, step // steps, *("" if v is None else v for v in values)])
+    replace_file(path, [(",".join(map(str, row)) + "\n").encode() for row in rows])

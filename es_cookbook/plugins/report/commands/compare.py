@@ -20,12 +20,7 @@ from typing import cast
 
 import chz
 
-from es_cookbook.cli.options import (
-    by_label,
-    check_comparison,
-    check_not_set,
-    recipe_config,
-)
+from es_cookbook.cli.options import by_label, check_comparison, check_not_set, recipe_config
 from es_cookbook.common.cli import built, run_with_fields
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.terminal import say
@@ -50,9 +45,7 @@ class Compare:
     """Compare optimizers on a recipe, at equal rollouts."""
 
     optimizers: tuple[str, ...] = chz.field(doc="names, separated by commas")
-    seeds: tuple[int, ...] = chz.field(
-        default=(0, 1, 2), doc="seeds of each optimizer's runs; the table has their mean and range"
-    )
+    seeds: tuple[int, ...] = chz.field(default=(0, 1, 2), doc="seeds of each optimizer's runs")
     recipe: str = chz.field(default="countdown", doc="recipe to train on")
     metric: str = chz.field(default=CORRECT, doc="held-out metric to compare")
     log_path: str = chz.field(default="", doc="directory of all runs; empty: runs/compare-<recipe>")

@@ -27,16 +27,11 @@ from es_cookbook.runs.directory.directory import REPORT
 class Report:
     """Write a page about one run or several."""
 
-    log_path: tuple[str, ...] = chz.field(
-        doc="run directories, separated by commas or as separate arguments", metadata=UNNAMED
-    )
+    log_path: tuple[str, ...] = chz.field(doc="run directories", metadata=UNNAMED)
     output: str = chz.field(
-        default="",
-        doc="file to write; empty: report.html in the run's directory, or here for several runs",
+        default="", doc="file; empty: report.html in the run's directory, or here for several runs"
     )
-    megabytes: float = chz.field(
-        default=MEGABYTES, doc="maximum size of the file; longer texts are cut"
-    )
+    megabytes: float = chz.field(default=MEGABYTES, doc="maximum size; longer texts are cut")
     watch: bool = chz.field(default=False, doc="serve the page on 127.0.0.1 and follow the runs")
 
     @chz.validate

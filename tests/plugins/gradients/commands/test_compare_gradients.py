@@ -28,7 +28,9 @@ ARITHMETIC = ("recipe=arithmetic", "dataset.num_test=20", "dataset.problems_per_
 
 def contestants_of(*options: str) -> Mapping[str, tuple[AnyConfig, Sequence[float]]]:
     made: dict[str, tuple[AnyConfig, Sequence[float]]] = {}
-    run_with_fields(lambda *given: made.update(contestants(*given)), CompareGradients, "", options)
+    run_with_fields(
+        lambda *given: made.update(contestants(*given)[0]), CompareGradients, "", options
+    )
     return made
 
 
