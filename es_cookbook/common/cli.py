@@ -226,11 +226,10 @@ def built(config: type[_Config] | _Config, given: Mapping[str, str]) -> _Config:
     given = _whole(config, given)
     blueprint, options = _described(config, given)
     for path in given:
-        if path not in options and "..." not in path:
+        if path not in options:
             hint = _hint(path, options, all_paths(blueprint))
             raise OptionError(f"unknown option {path!r}{hint} --help all lists all")
-    missing = [f"{path}=..." for path, option in options.items() if option.value is None]
-    if missing and not any("..." in path for path in given):
+    if missing := [f"{path}=..." for path, option in options.items() if option.value is None]:
         raise OptionError(f"missing {', '.join(missing)}; --help lists all options")
     try:
         return cast(_Config, blueprint.make())

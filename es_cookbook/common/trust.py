@@ -26,7 +26,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple, cast
 
 from es_cookbook.common.errors import ConfigError, did_you_mean
@@ -48,9 +48,11 @@ _REFERENCES = ("$class", "$partial", "$import")
 _NEEDS_TRUST = "needs_trust"
 _ADDRESS = re.compile(r"(https?://(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?)(?:[/?#]\S*)?", re.ASCII)
 """Read alike by every library; no user name stands before the host."""
-_loaded_scripts: dict[str, Path] = {}
-"""Name of a module -> the trusted script that was imported as it."""
+_scripts: dict[str, Path] = {}
+"""Name of a module -> the trusted script that it is."""
 _is_importing = False
+_Named = type | FunctionType | BuiltinFunctionType
+"""What has a name in a module."""
 
 
 def reference(thing: Callable[..., object]) -> str:
@@ -100,13 +102,7 @@ def resolve(text: str, trust: Collection[str] = ()) -> Callable[..., object]:
         )
     packages = (_OWN, *trust, *filter(None, own))
     _check_trusted(module_name, packages, text)
-    try:
-        module = importlib.import_module("__main__" if module_name in own else module_name)
-    except Exception as error:  # Any error of the module's own code.
-        hint = ""
-        if isinstance(error, ModuleNotFoundError) and error.name == module_name:
-            hint = f"; if it is a script, trust it by its path: trust=.../{module_name}{_SCRIPT}"
-        raise ConfigError(f"{text} cannot be imported: {_said(error)}{hint}") from error
+    module = _imported("__main__" if module_name in own else module_name, text)
     found = _defined(module, qualname, text)
     _check_trusted(found.__module__, packages, text)
     return found
@@ -176,19 +172,19 @@ def typed(text: str) -> Callable[..., object]:
     is_script = module_name.endswith(_SCRIPT)
     path = Path(module_name if is_script else f"{module_name}{_SCRIPT}")
     if is_script or (path.is_file() and module_name not in sys.modules):
-        module_name = _loaded(path)
+        module_name = _module_of(path)
     return resolve(f"{module_name}:{name}", trust=[module_name])
 
 
 def trusted_modules(trust: Collection[str]) -> tuple[str, ...]:
-    """Names of the packages and modules that a user trusts; scripts, given by path, are imported.
+    """Names of the packages and modules that a user trusts; a script, given by path, is a module.
 
     Other words (an address, a repository) stay as they are.
 
     Raises:
-        ConfigError: A script is missing, fails, or has the name of another module.
+        ConfigError: A script is missing, or has the name of another module.
     """
-    return tuple(_loaded(Path(name)) if name.endswith(_SCRIPT) else name for name in trust)
+    return tuple(_module_of(Path(name)) if name.endswith(_SCRIPT) else name for name in trust)
 
 
 def script_of(module_name: str) -> Path | None:
@@ -196,12 +192,11 @@ def script_of(module_name: str) -> Path | None:
     if module_name == _module_that_was_run():
         main = sys.modules["__main__"]
         return None if main.__spec__ is not None else Path(str(main.__file__))
-    return _loaded_scripts.get(module_name)
+    return _scripts.get(module_name)
 
 
-def _loaded(path: Path) -> str:
-    """Import a script as a module that is not `__main__`; returns the module's name."""
-    global _is_importing
+def _module_of(path: Path) -> str:
+    """The name under which a script can be imported from now on."""
     name, here = path.stem, path.resolve()
     if not _IDENTIFIER.fullmatch(name):
         raise ConfigError(f"{path}: a script that is imported is named like a Python module")
@@ -210,32 +205,36 @@ def _loaded(path: Path) -> str:
     if name == _module_that_was_run():
         return name
     if (folder := str(here.parent)) not in sys.path:
-        sys.path.append(folder)  # A script may import its neighbours.
+        sys.path.append(folder)
     spec = importlib.util.find_spec(name)
     if spec is None or Path(str(spec.origin)).resolve() != here:
         raise ConfigError(
             f"{path}: another module is called {name}, and it cannot be both; give the "
             "script, and its classes in config.json, another name"
         )
-    _loaded_scripts[name], _is_importing = here, True
-    try:
-        importlib.import_module(name)
-    except Exception as error:  # Any error of the script's own code.
-        raise ConfigError(f"{path} cannot be imported: {_said(error)}") from error
-    finally:
-        _is_importing = False
+    _scripts[name] = here
     return name
 
 
-def _said(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def _imported(name: str, text: str) -> ModuleType:
+    global _is_importing
+    before, _is_importing = _is_importing, True
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # Any error of the module's own code.
+        said = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            said += f"; if it is a script, trust it by its path: trust=.../{name}{_SCRIPT}"
+        raise ConfigError(f"{text} cannot be imported: {said}") from error
+    finally:
+        _is_importing = before
 
 
 def refuse_while_imported() -> None:
-    """Refuse to run a program while a trusted script is being imported.
+    """Refuse to run a program while a module that a config names is being imported.
 
     Raises:
-        ConfigError: A script is being imported, which starts a run at its top level.
+        ConfigError: The module starts a run at its top level.
     """
     if _is_importing:
         raise ConfigError(
@@ -255,7 +254,7 @@ def _check_trusted(module_name: str, packages: Collection[str], text: str) -> No
     what = text if text.startswith(f"{module_name}:") else f"{text}, of {module_name},"
     if package in sys.stdlib_module_names:
         advice = "it is of Python itself, where much can run anything"
-    elif sys.modules.get(package) is None and importlib.util.find_spec(package) is None:
+    elif package not in sys.modules and importlib.util.find_spec(package) is None:
         advice = (
             f"there is no package {package} here; if it is a script that you trust, add "
             f"trust=path/to/{package}{_SCRIPT}"
@@ -265,9 +264,9 @@ def _check_trusted(module_name: str, packages: Collection[str], text: str) -> No
     raise ConfigError(f"{what} is not part of es_cookbook; {advice}")
 
 
-def _defined(module: object, qualname: str, text: str) -> type | FunctionType | BuiltinFunctionType:
+def _defined(module: ModuleType, qualname: str, text: str) -> _Named:
     """The object of this name in a module, looked up through classes alone; never inherited."""
-    found = module
+    found: object = module
     for depth, piece in enumerate(qualname.split(".")):
         if depth and not isinstance(found, type):
             raise ConfigError(f"{text} leads through something that is not a class")
@@ -275,7 +274,7 @@ def _defined(module: object, qualname: str, text: str) -> type | FunctionType | 
             hint = did_you_mean(piece, vars(found))
             raise ConfigError(f"{text.partition(':')[0]} has nothing called {qualname}{hint}")
         found = getattr(found, piece)
-    if not isinstance(found, type | FunctionType | BuiltinFunctionType):
+    if not isinstance(found, _Named):
         raise ConfigError(f"{text} must be a class or a function, found {type(found).__name__}")
     return found
 

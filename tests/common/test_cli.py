@@ -145,7 +145,7 @@ def test_options_are_told_from_those_of_another_config() -> None:
         ("fitness=remote", "fitness=remote: no_such_package:Fitness cannot be imported"),
         ("num_generations=many", "num_generations=many: it must be int"),
         ("if_exists=resme", "if_exists=resme: did you mean 'resume'? Accepted: ask, resume"),
-        ("...sigmma=1", "...sigma"),
+        ("...sigma=1", "unknown option '...sigma'; did you mean 'optimizer.sigma'?"),
         ("--seed", "an option is written name=value, found '--seed'"),
         ("pool=yes", "pool=yes: it must be RayPoolBuilder | None"),
         ("log_path=\udcff", r"an option must be text in UTF-8, found 'log_path=\udcff'"),
