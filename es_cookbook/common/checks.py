@@ -1,8 +1,7 @@
-"""Checks of the fields of a config and of what users' code returns."""
+"""Checks of the fields of a config."""
 
 import math
-from numbers import Real
-from typing import Literal, cast, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 import chz
 
@@ -10,9 +9,6 @@ from es_cookbook.common.errors import ConfigError
 
 LEAST, MOST = 1e-30, 1e30
 """Limits for magnitudes that are multiplied and divided in float32 (1e-38 to 3e38)."""
-_LARGEST = 1e100
-_REAL = (float, int, Real)
-"""The usual types first: asking an abstract class takes ten times as long."""
 
 
 def check_range(
@@ -68,24 +64,3 @@ def check_literals(config: object) -> None:
         kind: object = field.final_type
         if get_origin(kind) is Literal and (value := getattr(config, name)) not in get_args(kind):
             raise ConfigError(f"{name} must be {' or '.join(get_args(kind))}, found {value!r:.60}")
-
-
-def is_measured(value: object) -> bool:
-    """Whether a value can be a reward or a metric: a number whose sums of squares are finite."""
-    return isinstance(value, _REAL) and _size(value) <= _LARGEST
-
-
-def shown(found: object, longest: int = 80) -> str:
-    """The type and value that were found instead of such a number."""
-    text = repr(found)
-    text = text if len(text) <= longest else f"{text[: longest - 1]}…"
-    is_large = isinstance(found, _REAL) and text[-3:] not in ("inf", "nan")
-    above = f", above {_LARGEST:g}" if is_large and not is_measured(found) else ""
-    return f"{type(found).__name__} {text}{above}"
-
-
-def _size(number: object) -> float:
-    try:
-        return abs(float(cast(float, number)))
-    except OverflowError:  # An integer.
-        return math.inf

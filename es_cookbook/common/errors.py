@@ -12,16 +12,8 @@ it happens to surface).
 
 import contextlib
 import difflib
-import re
-import sysconfig
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import TypeVar, cast
-
-_Error = TypeVar("_Error", bound=BaseException)
-_PATHS = sysconfig.get_paths()
-_NOT_OWN = ("<", str(Path(__file__).parents[1]), *(_PATHS[k] for k in ("stdlib", "purelib")))
-"""Path prefixes of files that are not the user's."""
+from typing import cast
 
 
 class ESCookbookError(Exception):
@@ -88,13 +80,6 @@ class ServerError(ESCookbookError, OSError):
     """A server with a language model that refuses to answer, or does not answer."""
 
 
-def with_notes(error: _Error, of: BaseException | None) -> _Error:
-    """Copy the notes of another error, whose message this error repeats."""
-    for note in getattr(of, "__notes__", ()):
-        error.add_note(note)
-    return error
-
-
 def leaves(error: BaseException) -> Iterator[BaseException]:
     """The error itself, or what structured concurrency has wrapped in a group."""
     if isinstance(error, BaseExceptionGroup):
@@ -102,24 +87,6 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
             yield from leaves(inner)
     else:
         yield error
-
-
-_MOST_FRAMES = 6
-"""Frames shown at each end of a long traceback."""
-
-
-def own_frames(trace: str) -> str:
-    """The frames of the first exception of a traceback that are in the user's own files.
-
-    Frames of this package and of libraries are left out. Endless recursion shows its
-    first and last frames.
-    """
-    first = re.split(r"\n\n(?:The above exception|During handling) ", trace, maxsplit=1)[0]
-    frames = re.finditer(r'^ +File "(.+)", line .*\n(?:    .*\n)*', first + "\n", re.MULTILINE)
-    own = [each[0] for each in frames if not each[1].startswith(_NOT_OWN)]
-    if len(own) > 2 * _MOST_FRAMES:
-        own[_MOST_FRAMES:-_MOST_FRAMES] = ["  ...\n"]
-    return "".join(own).rstrip()
 
 
 def not_installed(what: str, package: str, install: str) -> ConfigError:

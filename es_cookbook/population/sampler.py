@@ -34,7 +34,7 @@ from typing import TypeAlias
 
 import anyio
 
-from es_cookbook.common.errors import ConfigError, TooManyLostError, own_frames
+from es_cookbook.common.errors import ConfigError, TooManyLostError
 from es_cookbook.common.machine.spans import NO_SPANS, Spans
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import one_line, printable
@@ -44,6 +44,7 @@ from es_cookbook.population.group import ResidentBlock, RolloutGroup, attempted,
 from es_cookbook.population.results import problem_names
 from es_cookbook.population.scheduling import BlockScheduler, Overlap
 from es_cookbook.rl.data.problem_dataset import unchanged
+from es_cookbook.rl.problem_env import own_frames
 from es_cookbook.rl.timeouts import Watch
 from es_cookbook.rl.types import (
     EnvGroupBuilder,

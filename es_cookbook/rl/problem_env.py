@@ -10,15 +10,18 @@ import dataclasses
 import hashlib
 import itertools
 import math
+import re
+import sysconfig
 import traceback
 from array import array
 from collections.abc import Callable, Generator, Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from es_cookbook.common.errors import DataError, EnvError, own_frames
+from es_cookbook.common.errors import DataError, EnvError
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.messages.thoughts import whole_turn
@@ -300,3 +303,24 @@ class TrainedOn:
         if len(found) == len(data) or len(found) % _DIGEST.itemsize:
             return None
         return TrainedOn(np.frombuffer(found, _DIGEST).astype(np.uint64))
+
+
+_PATHS = sysconfig.get_paths()
+_NOT_OWN = ("<", str(Path(__file__).parents[1]), *(_PATHS[k] for k in ("stdlib", "purelib")))
+"""Path prefixes of files that are not the user's."""
+_MOST_FRAMES = 6
+"""Frames shown at each end of a long traceback."""
+
+
+def own_frames(trace: str) -> str:
+    """The frames of the first exception of a traceback that are in the user's own files.
+
+    Frames of this package and of libraries are left out. Endless recursion shows its
+    first and last frames.
+    """
+    first = re.split(r"\n\n(?:The above exception|During handling) ", trace, maxsplit=1)[0]
+    frames = re.finditer(r'^ +File "(.+)", line .*\n(?:    .*\n)*', first + "\n", re.MULTILINE)
+    own = [each[0] for each in frames if not each[1].startswith(_NOT_OWN)]
+    if len(own) > 2 * _MOST_FRAMES:
+        own[_MOST_FRAMES:-_MOST_FRAMES] = ["  ...\n"]
+    return "".join(own).rstrip()

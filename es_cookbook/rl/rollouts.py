@@ -21,12 +21,12 @@ would be taught other tokens than it said.
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.common.checks import is_measured, shown
 from es_cookbook.common.errors import EnvError
 from es_cookbook.rl.timeouts import turn_begins
 from es_cookbook.rl.types import (
@@ -416,3 +416,29 @@ def readings_of(trajectory: Trajectory, weight: float) -> list[Example]:
         for read in found
         if read is not None
     ]
+
+
+_LARGEST = 1e100
+_REAL = (float, int, Real)
+"""The usual types first: asking an abstract class takes ten times as long."""
+
+
+def is_measured(value: object) -> bool:
+    """Whether a value can be a reward or a metric: a number whose sums of squares are finite."""
+    return isinstance(value, _REAL) and _size(value) <= _LARGEST
+
+
+def shown(found: object, longest: int = 80) -> str:
+    """The type and value that were found instead of such a number."""
+    text = repr(found)
+    text = text if len(text) <= longest else f"{text[: longest - 1]}…"
+    is_large = isinstance(found, _REAL) and text[-3:] not in ("inf", "nan")
+    above = f", above {_LARGEST:g}" if is_large and not is_measured(found) else ""
+    return f"{type(found).__name__} {text}{above}"
+
+
+def _size(number: object) -> float:
+    try:
+        return abs(float(cast(float, number)))
+    except OverflowError:  # An integer.
+        return math.inf

@@ -13,9 +13,9 @@ import dataclasses
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
-from es_cookbook.common.errors import ConfigError, EngineError, with_notes
+from es_cookbook.common.errors import ConfigError, EngineError
 from es_cookbook.common.machine.spans import NO_SPANS, Spans
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.engines.ray.actor import Built
@@ -424,3 +424,13 @@ class Member:
             raise ActorLostError(
                 f"{method!r} took more than engine.{limit}={seconds:g} s"
             ) from None
+
+
+_Error = TypeVar("_Error", bound=BaseException)
+
+
+def with_notes(error: _Error, of: BaseException | None) -> _Error:
+    """Copy the notes of another error, whose message this error repeats."""
+    for note in getattr(of, "__notes__", ()):
+        error.add_note(note)
+    return error

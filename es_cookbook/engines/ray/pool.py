@@ -36,7 +36,6 @@ from es_cookbook.common.errors import (
     EngineError,
     ESCookbookError,
     RequestError,
-    with_notes,
 )
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.names import Names
@@ -52,7 +51,7 @@ from es_cookbook.engines.base import (
     SampleRequest,
 )
 from es_cookbook.engines.ray.cluster import Cluster, Place
-from es_cookbook.engines.ray.member import EngineLostError, Ledger, Member
+from es_cookbook.engines.ray.member import EngineLostError, Ledger, Member, with_notes
 from es_cookbook.engines.wire import Request, encode_genomes, encode_step
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.rl.types import Action

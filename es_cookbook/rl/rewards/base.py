@@ -21,11 +21,10 @@ from typing import Self, TypeAlias, cast
 
 import chz
 
-from es_cookbook.common.checks import is_measured, shown
 from es_cookbook.common.errors import ConfigError, EnvError, ESCookbookError
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.problem_env import Grade
-from es_cookbook.rl.rollouts import check_metrics
+from es_cookbook.rl.rollouts import check_metrics, is_measured, shown
 from es_cookbook.rl.types import ANSWER, Metrics
 
 Fields: TypeAlias = Mapping[str, object]

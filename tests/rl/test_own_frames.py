@@ -2,7 +2,7 @@
 
 import traceback
 
-from es_cookbook.common.errors import own_frames
+from es_cookbook.rl.problem_env import own_frames
 
 
 def trace_of(code: str) -> str:
