@@ -25,7 +25,6 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.cma.singular_values import SingularValues
-from es_cookbook.plugins.plan.plan import Plan, PlanConfig, read_architecture
 from es_cookbook.runs.centre.snapshots import write_snapshot
 from tests.adapters import make_adapter
 from tests.engines.running import Running
@@ -316,58 +315,17 @@ def test_what_cannot_be_served_is_refused_and_the_rest_goes_on(low_rank: Running
     assert low_rank.sample([request(0, (5,), max_tokens=1)])
 
 
-def slots_of_rank(worker: Any) -> tuple[int, int, float, int, int]:
-    """Run in vLLM's worker: bytes of slots, of weights, of a token's cache; rows and tokens."""
-    stacked = ("lora_a_stacked", "lora_b_stacked")
-    model, cache = worker.model_runner.model, worker.model_runner.kv_caches
-    found = [getattr(m, name) for m in model.modules() for name in stacked if hasattr(m, name)]
-    slots = [t for entry in found for t in ([entry] if torch.is_tensor(entry) else entry)]
-    tokens = worker.cache_config.num_gpu_blocks * worker.cache_config.block_size
-    scheduler = worker.model_runner.scheduler_config
-    sizes = [
-        sum(t.numel() * t.element_size() for t in of_kind)
-        for of_kind in (slots, list(model.parameters()), cache)
-    ]
-    rows = (scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
-    return sizes[0], sizes[1], sizes[2] / tokens, *rows
-
-
-def test_ranks_of_a_tensor_parallel_engine_have_together_what_one_has_and_what_was_planned(
-    model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_ranks_of_a_tensor_parallel_engine_have_together_what_one_has(
+    model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    import cloudpickle
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    started: list[AsyncLLM] = []
-    start = AsyncLLM.from_engine_args
-
-    def start_and_keep(*arguments: Any) -> AsyncLLM:
-        started.append(start(*arguments))
-        return started[-1]
-
-    monkeypatch.setattr(AsyncLLM, "from_engine_args", start_and_keep)
     path, space = model("llama"), LowRank(rank=2)
     reference = Reference(path, space)
     with VLLM(path, space, tensor_parallel_size=2, max_genomes=3) as running:
-        ranks = running.portal.call(started[0].collective_rpc, slots_of_rank)
         for step in STEPS:
             applied = running.portal.call(running.engine.apply, step)
             assert applied == reference.centre.apply(step)
         check_targets(running, reference, genomes(3))
         check_restoring_from_a_snapshot(running, reference, tmp_path)
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    config = PlanConfig(
-        model_name=str(path),
-        machine="2x80gb",
-        engine=running.builder,
-        population_size=4,
-        search_space=space,
-    )
-    plan = Plan(config, read_architecture(str(path)))
-    planned = (plan.residents, plan.weights, plan.token)
-    assert [tuple(rank) for rank in ranks] == [(*planned, plan.max_rows, plan.pass_tokens)] * 2
 
 
 @pytest.mark.parametrize("rank", [1, 3])

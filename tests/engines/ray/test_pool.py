@@ -332,9 +332,6 @@ async def test_closing_ends_requests_in_flight_and_twice_is_harmless() -> None:
     ("fields", "sentence"),
     [
         ({"num_engines": 0}, "engine.num_engines must be above 0, found 0"),
-        ({"num_cpus": -1.0}, "engine.num_cpus must be above 0, found -1.0"),
-        ({"request_timeout": 0.0}, "engine.request_timeout must be above 0, found 0.0"),
-        ({"max_restarts": -1}, "engine.max_restarts must be 0 or more, found -1"),
         (
             {"num_gpus": 1.5},
             "engine.num_gpus must be 0, a share of one GPU or a whole number, found 1.5",
@@ -360,3 +357,19 @@ async def test_without_ray_the_user_is_told_what_to_install(
     assert str(caught.value) == (
         "engine=ray needs Ray, which is not installed: pip install 'ray>=2.50'"
     )
+
+
+@pytest.mark.parametrize(
+    ("products", "own"), [("bfloat16", "bfloat16"), (None, "the dtype of the weights")]
+)
+async def test_engines_with_products_of_different_dtypes_are_refused(
+    products: str | None, own: str
+) -> None:
+    fastest = iter(["float32", products])
+
+    async def build(**_: Any) -> LightEngine:
+        return LightEngine("", "", next(fastest))
+
+    with pytest.raises(ConfigError, match=rf"products in {own}, .* float32; .*products=float32"):
+        async with near_pool(NearCluster(), engines=2, builder=build):
+            pass

@@ -54,28 +54,24 @@ def _requests() -> list[SampleRequest]:
             ("qwen2", LowRank(), "bfloat16 in float32"),
             ("gemma3", LowRank(rank=3), "float16"),
             ("gpt_neox", FullRank(), "bfloat16 in float32"),
+            ("experts", LowRank(), "float32"),
+            ("experts", LowRank(rank=3), "float32"),
+            ("experts", LowRank(), "bfloat16"),
+            ("experts", LowRank(), "bfloat16 in float32"),
         ],
-        5,
+        7,
     ),
 )
 async def test_actions_and_their_logprobs_do_not_depend_on_the_batch(
-    tiny_model: TinyModel, family: str, space: SearchSpaceBuilder, dtype: str
+    tiny_model: TinyModel,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    space: SearchSpaceBuilder,
+    dtype: str,
 ) -> None:
-    await _check(tiny_model(family), space, dtype)
-
-
-@pytest.mark.parametrize(
-    ("rank", "dtype"), [(1, "float32"), (3, "float32"), (1, "bfloat16"), (1, "bfloat16 in float32")]
-)
-async def test_experts_do_not_depend_on_the_batch(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, rank: int, dtype: str
-) -> None:
-    monkeypatch.setattr(experts, "ELEMENTS_AT_ONCE", 1000 * rank)  # a few rows at once
-    await _check(tiny_model("experts"), LowRank(rank=rank), dtype)
-
-
-async def _check(path: Path, space: SearchSpaceBuilder, dtypes: str) -> None:
-    dtype, _, products = dtypes.partition(" in ")
+    monkeypatch.setattr(experts, "ELEMENTS_AT_ONCE", 1000)  # a few rows of experts at once
+    path = tiny_model(family)
+    dtype, _, products = dtype.partition(" in ")
     of_dtype = {"dtype": dtype, "products": products or "auto"}
     requests = _requests()
     shuffled = requests.copy()

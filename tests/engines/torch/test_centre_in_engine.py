@@ -32,26 +32,6 @@ GENOMES_G = [Genome((Term(7, 0.1),)), Genome((Term(7, -0.1),))]
 PROMPTS = [(5, 6, 7), (8,), (9, 9, 9, 9, 9, 9, 9, 9, 9)]
 
 
-@pytest.mark.parametrize("space", [LowRank(), FullRank()], ids=["low rank", "full rank"])
-async def test_fingerprints_are_the_centres_own_and_restoring_comes_to_the_same(
-    tiny_model: TinyModel, space: SearchSpaceBuilder
-) -> None:
-    reference = Reference(tiny_model("llama"), space)
-    expected = [reference.centre.apply(step) for step in STEPS]
-    requests = [request("centre", prompt) for prompt in PROMPTS]
-    async with running_engine(tiny_model("llama"), space) as engine:
-        await engine.load(GENOMES_G)
-        assert [await engine.apply(step) for step in STEPS] == expected
-        actions = await sample_all(engine, requests)
-        reference.check_targets([], requests, actions)
-        await engine.apply(STEPS[0])
-        assert await engine.restore(iter(STEPS)) == expected[-1]
-        assert await sample_all(engine, requests) == actions
-    async with running_engine(tiny_model("llama"), space) as other:
-        assert await other.restore(STEPS) == expected[-1]
-        assert await sample_all(other, requests) == actions
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "space", [LowRank(), FullRank(), Adapter(rank=2)], ids=["low rank", "full rank", "adapter"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from es_cookbook.engines.base import LogprobsRequest, Target
+from es_cookbook.engines.base import Target
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
@@ -53,23 +53,3 @@ async def test_a_population_in_one_batch_answers_as_each_genome_alone(
         for t in (0, 1, 2, "centre")
     ]
     assert all(one != other for one, other in itertools.combinations(said, 2))
-
-
-@pytest.mark.parametrize("space", [LowRank(rank=2), FullRank()], ids=["low rank", "full rank"])
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
-async def test_logprobs_of_a_continuation_are_those_of_merged_weights(
-    tiny_model: TinyModel, family: str, space: SearchSpaceBuilder
-) -> None:
-    path = tiny_model(family)
-    reference = Reference(path, space)
-    sequences = _prompts((2, 9, 16, 40))
-    async with running_engine(path, space) as engine:
-        await engine.load(GENOMES_G)
-        for target in (0, 2, "centre", "base"):
-            reference.become(GENOMES_G[target] if isinstance(target, int) else "base")
-            for tokens in sequences:
-                for cut in {1, len(tokens) - 1}:
-                    scored = LogprobsRequest(target, tokens[:cut], tokens[cut:])
-                    reference.check_logprobs(
-                        tokens[:cut], tokens[cut:], await engine.logprobs(scored)
-                    )

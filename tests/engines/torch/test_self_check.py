@@ -1,6 +1,5 @@
 """The check finds the path that is right for a model, and refuses one for which none is."""
 
-import gc
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -160,22 +159,8 @@ class _Doubled(nn.Module):
 
 
 @pytest.mark.parametrize("make", [_llama, lambda: build("Lfm2ForCausalLM")])
-def test_the_check_changes_nothing_and_leaves_nothing_behind(
-    make: Callable[[], PreTrainedModel],
-) -> None:
-    gc.freeze()  # So that what there is already need not be walked three times.
+def test_the_check_changes_nothing(make: Callable[[], PreTrainedModel]) -> None:
     model = make()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    _path(model)  # what is made once a process
-    gc.collect()
-    alive = _bytes_of_tensors()
     _path(model)
-    gc.collect()
-    assert _bytes_of_tensors() <= alive
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-
-
-def _bytes_of_tensors() -> int:
-    # By type: `isinstance` asks an object for its class, and a proxy whose object is gone raises.
-    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
-    return sum(tensor.nbytes for tensor in tensors if tensor.device.type != "meta")

@@ -38,14 +38,6 @@ def test_free_slots_of_a_genomes_own_blocks_are_filled_first_and_in_order() -> N
     assert queue.take_samples(model, {1: 8}, 9, 64, _any) == []
 
 
-def test_requests_that_enter_together_are_alike() -> None:
-    model, queue = _model(), WorkQueue(1)
-    short, long = ([_sample(model, prompt=n) for _ in range(20)] for n in (2, 5))
-    queue.put([work for pair in zip(short, long, strict=True) for work in pair])
-    assert queue.take_samples(model, {}, 100, 64, lambda work: len(work.sequence)) == short
-    assert queue.num_waiting(model) == 20
-
-
 def test_requests_too_long_for_the_cache_stay_until_it_is_longer() -> None:
     model, queue = _model(), WorkQueue(1)
     long = _sample(model, length=100)

@@ -6,7 +6,6 @@ positions alone, each in one order, wherever these lie, so its bits depend on no
 `attend` begins with what linear layers made, queries, keys and values side by side.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -97,40 +96,40 @@ class _Sizes(NamedTuple):
 # references, which costs more than many a row's work.
 
 
-def _scores_of(number: int) -> Callable[..., None]:
-    """Make the kernel of scores of so many queries with a run's keys."""
-    multiply_queries = multiply_rows(number, 1, scaled=True)
+_multiply_queries = multiply_rows(1, scaled=True)
+_multiply_scores = multiply_rows(2, scaled=False)
 
-    @kernel(inline=True)
-    def score(
-        rows: Row,
-        first: int,
-        keys: Row,
-        block: tuple[int, int, int],
-        seen: tuple[int, int],
-        scale: Lanes,
-        scores: Row,
-    ) -> None:
-        """Write scores at the positions `seen`.
 
-        Args:
-            rows: queries, side by side.
-            first: where the first query begins.
-            keys: blocks, (depth, STEP) each; two of them are taken together.
-            block: where position 0 would be, their depth, and how far ahead keys are fetched.
-            seen: first position, where a block begins, and one past the last.
-            scale: factor on scores.
-            scores: written, a third for each query; also up to two blocks beyond the last position,
-                which is for the next run to write.
-        """
-        start, depth, ahead = block
-        for position in range(seen[0], seen[1], 2 * STEP):
-            gap = STEP * depth if position + STEP < seen[1] else 0
-            of_keys = start + position * depth, STEP, gap, ahead
-            sums = position, 0, len(scores) // QUERIES, STEP
-            multiply_queries(rows, (first, depth), keys, of_keys, scores, sums, depth, scale)
+@kernel(inline=True)
+def _score(
+    queries: int,
+    rows: Row,
+    first: int,
+    keys: Row,
+    block: tuple[int, int, int],
+    seen: tuple[int, int],
+    scale: Lanes,
+    scores: Row,
+) -> None:
+    """Write scores of queries with a run's keys, at the positions `seen`.
 
-    return score
+    Args:
+        queries: number of queries, at most `QUERIES`.
+        rows: queries, side by side.
+        first: where the first query begins.
+        keys: blocks, (depth, STEP) each; two of them are taken together.
+        block: where position 0 would be, their depth, and how far ahead keys are fetched.
+        seen: first position, where a block begins, and one past the last.
+        scale: factor on scores.
+        scores: written, a third for each query; also up to two blocks beyond the last position,
+            which is for the next run to write.
+    """
+    start, depth, ahead = block
+    for position in range(seen[0], seen[1], 2 * STEP):
+        gap = STEP * depth if position + STEP < seen[1] else 0
+        of_keys = keys, start + position * depth, STEP, gap, ahead
+        sums = scores, position, 0, len(scores) // QUERIES, STEP
+        _multiply_queries(queries, (rows, first, depth), of_keys, sums, depth, scale)
 
 
 @kernel()
@@ -165,39 +164,35 @@ _WEIGHED = QUERIES * REGISTERS * STEP
 """Sums of two registers of columns for each query."""
 
 
-def _weighted_sums_of(number: int) -> Callable[..., None]:
-    """Make the kernel that adds values of a run, weighted by so many queries' scores, to sums."""
-    multiply_scores = multiply_rows(number, 2, scaled=False)
+@kernel()
+def _weigh(
+    queries: int,
+    scores: Row,
+    seen: tuple[int, int],
+    values: Row,
+    block: tuple[int, int, int, int],
+    places: tuple[int, int],
+    sums: Row,
+) -> None:
+    """Add values of a run, weighted by the scores of queries, to sums of columns.
 
-    @kernel()
-    def weigh(
-        scores: Row,
-        seen: tuple[int, int],
-        values: Row,
-        block: tuple[int, int, int, int],
-        places: tuple[int, int],
-        sums: Row,
-    ) -> None:
-        """Add values of a run to sums of columns.
-
-        Args:
-            scores: as `score` writes them.
-            seen: first position, and one past the last; every other one is added to other sums.
-            values: a position's columns lie side by side.
-            block: where position 0 would be; columns of a place; how far behind the first `STEP`
-                columns the other `STEP` are; how far ahead values are fetched.
-            places: where the sums of the first position are, and those of the one after it.
-            sums: 2 · STEP columns per query.
-        """
-        start, columns, second, ahead = block
-        of_values = start + seen[0] * columns, columns, second, ahead
-        of_sums = places[0], places[1] - places[0], REGISTERS * STEP, STEP
-        of_scores = seen[0], len(scores) // QUERIES
-        # A run that lies before all that is seen ends before it begins: nothing of it counts.
-        count = max(0, seen[1] - seen[0])
-        multiply_scores(scores, of_scores, values, of_values, sums, of_sums, count, spread(ONE))
-
-    return weigh
+    Args:
+        queries: number of queries, at most `QUERIES`.
+        scores: as `_score` writes them.
+        seen: first position, and one past the last; every other one is added to other sums.
+        values: a position's columns lie side by side.
+        block: where position 0 would be; columns of a place; how far behind the first `STEP`
+            columns the other `STEP` are; how far ahead values are fetched.
+        places: where the sums of the first position are, and those of the one after it.
+        sums: 2 · STEP columns per query.
+    """
+    start, columns, second, ahead = block
+    of_values = values, start + seen[0] * columns, columns, second, ahead
+    of_sums = sums, places[0], places[1] - places[0], REGISTERS * STEP, STEP
+    of_scores = scores, seen[0], len(scores) // QUERIES
+    # A run that lies before all that is seen ends before it begins: nothing of it counts.
+    count = max(0, seen[1] - seen[0])
+    _multiply_scores(queries, of_scores, of_values, of_sums, count, spread(ONE))
 
 
 @kernel()
@@ -248,10 +243,6 @@ def _last_run(begins_S_R: _Indices, sequence: int, position: int) -> int:
     while begins_S_R[sequence, run] > position:
         run -= 1
     return run
-
-
-_score_one, _score_two, _score_three = (_scores_of(number) for number in (1, 2, 3))
-_weigh_one, _weigh_two, _weigh_three = (_weighted_sums_of(number) for number in (1, 2, 3))
 
 
 @kernel()
@@ -305,12 +296,7 @@ def _attend_tokens(
                     block = (of_head + shift) * depth, depth, ahead * depth
                     begin -= (begin + shift) % STEP
                     here = begin, end
-                    if taken == 1:
-                        _score_one(rows, query, keys, block, here, scale_of_all, scores)
-                    elif taken == 2:
-                        _score_two(rows, query, keys, block, here, scale_of_all, scores)
-                    else:
-                        _score_three(rows, query, keys, block, here, scale_of_all, scores)
+                    _score(taken, rows, query, keys, block, here, scale_of_all, scores)
                 for q in range(taken):
                     if softcap > ZERO:
                         _cap(scores, q * length + first, q * length + last, softcap)
@@ -331,12 +317,7 @@ def _attend_tokens(
                         odd = (begin - seen) % 2 * _WEIGHED
                         halves = odd, _WEIGHED - odd
                         here = begin, end
-                        if taken == 1:
-                            _weigh_one(scores, here, values, of_values, halves, sums)
-                        elif taken == 2:
-                            _weigh_two(scores, here, values, of_values, halves, sums)
-                        else:
-                            _weigh_three(scores, here, values, of_values, halves, sums)
+                        _weigh(taken, scores, here, values, of_values, halves, sums)
                     for i in range(0, used, STEP):
                         store(sums, i, add(load(sums, i), load(sums, _WEIGHED + i)))
                     size, to = min(2 * STEP, width - d), at + head * width + d

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numpy as np
 import torch
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -30,14 +30,16 @@ from es_cookbook.engines.torch.kernels.lanes import (
     Lanes,
     Number,
     Row,
+    call_llvm,
     fma,
     in_all,
+    index_of,
     kernel,
     load,
     pointer_to,
     spread,
 )
-from es_cookbook.engines.torch.kernels.panels import Places, Rows, each_tile, in_registers
+from es_cookbook.engines.torch.kernels.panels import Places, Rows, each_tile, register_at, sum_up
 from es_cookbook.engines.torch.kernels.products import as_stored, bias_of
 from es_cookbook.engines.torch.kernels.rows import widen_row
 from es_cookbook.evolution.noise.compiled import features
@@ -63,7 +65,7 @@ _OF_TILE = (1 + _STEPS) * OUTPUTS
 _DEPTH = 8
 """Blocks that tiles go through at a time: so many weights take half of the nearest cache."""
 
-_INDEX, _INT, _FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
+_INT, _FLOAT = ir.IntType(32), ir.FloatType()
 _INTS, _FLOATS = ir.VectorType(_INT, _WIDTH), ir.VectorType(_FLOAT, _WIDTH)
 _Floats: TypeAlias = NDArray[np.float32]
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
@@ -77,25 +79,10 @@ _ROUNDING = np.float32(1.5 * 2**23)
 """Added to a number, leaves the nearest integer in the lowest bits, ties to even."""
 
 
-def _index(number: int) -> Any:
-    return ir.Constant(_INDEX, number)
-
-
-def _many(builder: Any, place: Any, offset: int) -> Any:
-    """The address of a register's numbers, so many after a place."""
-    return builder.bitcast(builder.gep(place, [_index(offset)]), _FLOATS.as_pointer())
-
-
 def _in_all(builder: Any, place: Any, offset: int) -> Any:
     """32 bits, so many numbers after a place, in all lanes of a register."""
-    number = builder.bitcast(builder.load(builder.gep(place, [_index(offset)])), _INT)
+    number = builder.bitcast(builder.load(builder.gep(place, [index_of(offset)])), _INT)
     return in_all(builder, number, _INTS)
-
-
-def _of_three(builder: Any, name: str, kind: Any) -> Any:
-    """The LLVM function of this name, of three registers of one type."""
-    type_ = ir.FunctionType(kind, [kind] * 3)
-    return cgutils.get_or_insert_function(builder.module, type_, name)
 
 
 _AT_ONCE = _REGISTERS * _WIDTH
@@ -129,16 +116,11 @@ def _tile(
     x_T, begun_T, y_T = places
 
     def more(block: Any, sums: Sequence[Any]) -> list[Any]:
-        of_block = builder.gep(w, [builder.mul(block, _index(_OF_TILE))])
-        rows = [builder.gep(row, [builder.mul(block, _index(_OF_ROW))]) for row in x_T]
+        of_block = builder.gep(w, [builder.mul(block, index_of(_OF_TILE))])
+        rows = [builder.gep(row, [builder.mul(block, index_of(_OF_ROW))]) for row in x_T]
         return _with_block(builder, sums, rows, of_block, offsets)
 
-    begun, ends = (
-        [_many(builder, row, n) for row in rows_T for n in offsets] for rows_T in (begun_T, y_T)
-    )
-    first = [builder.load(each, align=4) for each in begun]
-    for total, end in zip(in_registers(builder, first, blocks, more), ends, strict=True):
-        builder.store(total, end, align=4)
+    sum_up(builder, (begun_T, y_T), (offsets, _FLOATS), blocks, more)
 
 
 def _with_block(
@@ -147,26 +129,27 @@ def _with_block(
     """Sums with a block's products, scaled."""
     products = _products(builder, x_T, w, offsets)
     of_rows = [builder.bitcast(_in_all(builder, row, 0), _FLOATS) for row in x_T]
-    of_outputs = [builder.load(_many(builder, w, n), align=4) for n in offsets]
+    of_outputs = [builder.load(register_at(builder, w, n, _FLOATS), align=4) for n in offsets]
     scales = [builder.fmul(row, output) for row in of_rows for output in of_outputs]
-    fma = _of_three(builder, f"llvm.fma.v{_WIDTH}f32", _FLOATS)
+    floats = [builder.sitofp(product, _FLOATS) for product in products]
     return [
-        builder.call(fma, [builder.sitofp(product, _FLOATS), scale, total])
-        for product, scale, total in zip(products, scales, sums, strict=True)
+        call_llvm(builder, f"llvm.fma.v{_WIDTH}f32", _FLOATS, *of_sum)
+        for of_sum in zip(floats, scales, sums, strict=True)
     ]
 
 
 def _products(builder: Any, x_T: Sequence[Any], w: Any, offsets: Sequence[int]) -> list[Any]:
     """A block's products, in 32 bits."""
-    dot = _of_three(builder, f"llvm.x86.avx512.vpdpbusd.{32 * _WIDTH}", _INTS)
+    dot = f"llvm.x86.avx512.vpdpbusd.{32 * _WIDTH}"
     totals = [start for row in x_T for start in [_in_all(builder, row, 1)] * len(offsets)]
     for step in range(_STEPS):
-        here = [_many(builder, w, (1 + step) * OUTPUTS + n) for n in offsets]
+        here = [register_at(builder, w, (1 + step) * OUTPUTS + n, _FLOATS) for n in offsets]
         weights = [builder.bitcast(builder.load(place, align=4), _INTS) for place in here]
         fours = [_in_all(builder, row, 2 + step) for row in x_T]
         pairs = [(weight, four) for four in fours for weight in weights]
         totals = [
-            builder.call(dot, [total, *pair]) for total, pair in zip(totals, pairs, strict=True)
+            call_llvm(builder, dot, _INTS, total, *pair)
+            for total, pair in zip(totals, pairs, strict=True)
         ]
     return totals
 
@@ -180,10 +163,8 @@ def _most(_: Any, a: Any, b: Any) -> tuple[Any, _Emit]:
         ints = [builder.bitcast(each, INTS) for each in values]
         a, b = (builder.and_(each, ir.Constant(INTS, [0x7FFFFFFF] * LANES)) for each in ints)
         both = builder.select(builder.icmp_signed(">", a, b), a, b)
-        most = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(_INT, [INTS]), f"llvm.vector.reduce.smax.v{LANES}i32"
-        )
-        return builder.bitcast(builder.call(most, [both]), _FLOAT)
+        most = call_llvm(builder, f"llvm.vector.reduce.smax.v{LANES}i32", _INT, both)
+        return builder.bitcast(most, _FLOAT)
 
     return types.float32(a, b), emit
 
@@ -195,16 +176,14 @@ def _put(_: Any, out: Any, at: Any, a: Any, b: Any) -> tuple[Any, _Emit]:
         out, at, *floats = values
         place = pointer_to(context, builder, signature.args[0], out, at, _INT)
         ints = [builder.bitcast(each, INTS) for each in floats]
-        kind = ir.FunctionType(_INT, [INTS])
-        total = cgutils.get_or_insert_function(
-            builder.module, kind, f"llvm.vector.reduce.add.v{LANES}i32"
-        )
+        both = builder.add(*ints)
+        total = call_llvm(builder, f"llvm.vector.reduce.add.v{LANES}i32", _INT, both)
         bits = ir.Constant(_INT, BLOCK * int(_ROUNDING.view(np.int32)) % (1 << 32))
-        total = builder.sub(builder.call(total, [builder.add(*ints)]), bits)
+        total = builder.sub(total, bits)
         builder.store(builder.mul(total, ir.Constant(_INT, -128)), place)
         bytes_ = ir.VectorType(ir.IntType(8), LANES)
         for i, each in enumerate(ints):
-            there = builder.gep(place, [_index(1 + i * LANES // _FOUR)])
+            there = builder.gep(place, [index_of(1 + i * LANES // _FOUR)])
             there = builder.bitcast(there, bytes_.as_pointer())
             builder.store(builder.trunc(each, bytes_), there, align=4)
         return context.get_dummy_value()

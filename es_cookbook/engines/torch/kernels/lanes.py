@@ -100,14 +100,24 @@ def _operation(arguments: int, build: Callable[..., Any]) -> Any:
     return intrinsic([of_one, of_two, of_three][arguments - 1])
 
 
+def call_llvm(builder: Any, name: str, result: Any, *values: Any) -> Any:
+    """Call one of LLVM's own functions."""
+    kind = ir.FunctionType(result, [value.type for value in values])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
+
+
 def _llvm(name: str, arguments: int) -> Any:
     """One of LLVM's own operations on vectors."""
 
     def build(builder: Any, *values: Any) -> Any:
-        kind = ir.FunctionType(FLOATS, [FLOATS] * arguments)
-        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
+        return call_llvm(builder, name, FLOATS, *values)
 
     return _operation(arguments, build)
+
+
+def index_of(number: int) -> Any:
+    """A constant index."""
+    return ir.Constant(ir.IntType(64), number)
 
 
 _NARROW = (types.uint16, types.int16)
@@ -153,7 +163,7 @@ def _rounded(builder: Any, floats: Any, ints: Any, shorts: Any) -> Any:
 
 
 _VECTORS = FLOATS, INTS, SHORTS
-_SCALARS = ir.FloatType(), ir.IntType(32), ir.IntType(16)
+SCALARS = ir.FloatType(), ir.IntType(32), ir.IntType(16)
 
 
 def loaded(
@@ -205,9 +215,8 @@ def fetch(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> None
     """Prefetch the memory at an index of an array, without waiting for it."""
     what, number = ir.IntType(8), ir.IntType(32)
     place = pointer_to(context, builder, kind, array, index, what)
-    function = ir.FunctionType(ir.VoidType(), [what.as_pointer(), number, number, number])
-    prefetch = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0i8")
-    builder.call(prefetch, [place, *(ir.Constant(number, n) for n in (0, 3, 1))])
+    how = [ir.Constant(number, n) for n in (0, 3, 1)]
+    call_llvm(builder, "llvm.prefetch.p0i8", ir.VoidType(), place, *how)
 
 
 def _prefetch(_: Any, array: Any, index: Any) -> tuple[Any, _Emit]:
@@ -284,9 +293,9 @@ _Binary: TypeAlias = Callable[[Lanes, Lanes], Lanes]
 load = cast("Callable[[Row, int], Lanes]", _reader(_lanes, _VECTORS))
 """Neighbours of a contiguous array of one axis, from an index on."""
 store = cast("Callable[[Row, int, Lanes], None]", _writer(_VECTORS))
-read = cast("Callable[[Row, int], Number]", _reader(types.float32, _SCALARS))
+read = cast("Callable[[Row, int], Number]", _reader(types.float32, SCALARS))
 """One number of it."""
-write = cast("Callable[[Row, int, Number], None]", _writer(_SCALARS))
+write = cast("Callable[[Row, int, Number], None]", _writer(SCALARS))
 prefetch = cast("Callable[[Row, int], None]", intrinsic(_prefetch))
 spread = cast("Callable[[Number], Lanes]", intrinsic(_spread))
 among = cast("Callable[[Lanes, int, int, Number], Lanes]", intrinsic(_among))

@@ -21,10 +21,13 @@ from numpy.typing import NDArray
 from es_cookbook.engines.torch.kernels.lanes import (
     FLOATS,
     LANES,
+    SCALARS,
     Lanes,
     Row,
+    call_llvm,
     fetch,
     in_all,
+    index_of,
     loaded,
     pointer_to,
     widened,
@@ -47,7 +50,7 @@ DEPTH = 96
 LINE = 64
 """Bytes of a row of weights that come from memory together, and are turned together."""
 
-_INDEX, _FLOAT = ir.IntType(64), ir.FloatType()
+_FLOAT = ir.FloatType()
 _FLOATS, _INTS = ir.VectorType(_FLOAT, _WIDTH), ir.VectorType(ir.IntType(32), _WIDTH)
 _SHORTS = ir.VectorType(ir.IntType(16), _WIDTH)
 _Floats: TypeAlias = NDArray[np.float32]
@@ -55,13 +58,9 @@ Places: TypeAlias = tuple[_Floats, int, int]
 """Rows of an array of one axis: where the first begins, and how far apart they are."""
 
 
-def _index(number: int) -> Any:
-    return ir.Constant(_INDEX, number)
-
-
-def _many(builder: Any, place: Any, offset: int) -> Any:
-    """The address of a register's numbers, so many after a place."""
-    return builder.bitcast(builder.gep(place, [_index(offset)]), _FLOATS.as_pointer())
+def register_at(builder: Any, place: Any, offset: int, floats: Any = _FLOATS) -> Any:
+    """The address of a register's numbers, `offset` of them after a place."""
+    return builder.bitcast(builder.gep(place, [index_of(offset)]), floats.as_pointer())
 
 
 class Rows(NamedTuple):
@@ -77,7 +76,7 @@ class Rows(NamedTuple):
 
     def some(self, builder: Any, t: Any, count: int) -> list[Any]:
         """The addresses of `count` rows, from row `t` on."""
-        rows = [builder.add(t, _index(i)) for i in range(count)]
+        rows = [builder.add(t, index_of(i)) for i in range(count)]
         return [builder.gep(self.first, [builder.mul(row, self.stride)]) for row in rows]
 
 
@@ -92,13 +91,13 @@ def each_tile(
 
     `tile` gets where its rows begin, for each of the places.
     """
-    done, count = _index(0), most
+    done, count = index_of(0), most
     while count:
-        tiles = builder.udiv(builder.sub(rows, done), _index(count))
+        tiles = builder.udiv(builder.sub(rows, done), index_of(count))
         with cgutils.for_range(builder, tiles) as loop:
-            t = builder.add(done, builder.mul(loop.index, _index(count)))
+            t = builder.add(done, builder.mul(loop.index, index_of(count)))
             tile([each.some(builder, t, count) for each in places])
-        done = builder.add(done, builder.mul(tiles, _index(count)))
+        done = builder.add(done, builder.mul(tiles, index_of(count)))
         count //= 2
 
 
@@ -108,10 +107,10 @@ def _add_products(
     def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
         kinds = signature.args
         places = [Rows.of(context, builder, kinds[n], values[n]) for n in (0, 3, 4)]
-        w = pointer_to(context, builder, kinds[1], values[1], _index(0), _FLOAT)
+        w = pointer_to(context, builder, kinds[1], values[1], index_of(0), _FLOAT)
         depth, (rows, outputs) = values[2], cgutils.unpack_tuple(builder, values[5])
         for width in range(PANEL, OUTPUTS + 1, PANEL):
-            with builder.if_then(builder.icmp_signed("==", outputs, _index(width))):
+            with builder.if_then(builder.icmp_signed("==", outputs, index_of(width))):
                 tile = partial(_tile, builder, w=w, depth=depth, width=width)
                 each_tile(builder, places, rows, _ROWS, tile)
         return context.get_dummy_value()
@@ -132,13 +131,33 @@ def _tile(builder: Any, places: Sequence[list[Any]], w: Any, depth: Any, width: 
     )
     for first in range(0, width, at_once):
         offsets = range(first, first + at_once, _WIDTH)
-        begun, ends = (
-            [_many(builder, row, n) for row in rows_T for n in offsets] for rows_T in (begun_T, y_T)
-        )
-        first = [builder.load(each, align=4) for each in begun]
         more = partial(_with_input, builder, x_T, w, offsets)
-        for total, end in zip(in_registers(builder, first, depth, more), ends, strict=True):
-            builder.store(total, end, align=4)
+        sum_up(builder, (begun_T, y_T), (offsets, _FLOATS), depth, more)
+
+
+def sum_up(
+    builder: Any,
+    rows: tuple[list[Any], list[Any]],
+    registers: tuple[Sequence[int], Any],
+    count: Any,
+    more: Callable[[Any, Sequence[Any]], Sequence[Any]],
+) -> None:
+    """Emit the sums of some rows' outputs, kept in registers for `count` steps.
+
+    Args:
+        builder: builder of the code.
+        rows: where the rows of initial sums begin, and those of the results.
+        registers: offsets of registers within a row, and their type.
+        count: number of steps.
+        more: as in `in_registers`.
+    """
+    offsets, floats = registers
+    begun, ends = (
+        [register_at(builder, row, n, floats) for row in rows_T for n in offsets] for rows_T in rows
+    )
+    first = [builder.load(each, align=4) for each in begun]
+    for total, end in zip(in_registers(builder, first, count, more), ends, strict=True):
+        builder.store(total, end, align=4)
 
 
 def in_registers(
@@ -157,13 +176,13 @@ def in_registers(
     """
     before, loop = builder.block, builder.append_basic_block("steps")
     done = builder.append_basic_block("done")
-    builder.cbranch(builder.icmp_signed("<", _index(0), count), loop, done)
+    builder.cbranch(builder.icmp_signed("<", index_of(0), count), loop, done)
     builder.position_at_end(loop)
-    step = builder.phi(_INDEX)
-    step.add_incoming(_index(0), before)
+    step = builder.phi(ir.IntType(64))
+    step.add_incoming(index_of(0), before)
     sums = [builder.phi(each.type) for each in begun]
     added = more(step, sums)
-    last, following = builder.block, builder.add(step, _index(1))
+    last, following = builder.block, builder.add(step, index_of(1))
     step.add_incoming(following, last)
     builder.cbranch(builder.icmp_signed("<", following, count), loop, done)
     builder.position_at_end(done)
@@ -182,14 +201,22 @@ def _with_input(
     builder: Any, x_T: Sequence[Any], w: Any, offsets: range, k: Any, sums: Sequence[Any]
 ) -> Sequence[Any]:
     """Sums with the products of one input."""
-    fma = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), f"llvm.fma.v{_WIDTH}f32"
-    )
-    here = builder.gep(w, [builder.mul(k, _index(OUTPUTS))])
-    weights = [builder.load(_many(builder, here, n), align=4) for n in offsets]
+    here = builder.gep(w, [builder.mul(k, index_of(OUTPUTS))])
+    weights = [builder.load(register_at(builder, here, n), align=4) for n in offsets]
     numbers = [in_all(builder, builder.load(builder.gep(row, [k])), _FLOATS) for row in x_T]
+    return _with_products(builder, numbers, weights, sums)
+
+
+def _with_products(
+    builder: Any, numbers: Sequence[Any], weights: Sequence[Any], sums: Sequence[Any]
+) -> list[Any]:
+    """Sums plus each number times each weight, rounded once."""
     pairs = [(number, weight) for number in numbers for weight in weights]
-    return [builder.call(fma, [*pair, total]) for pair, total in zip(pairs, sums, strict=True)]
+    name = f"llvm.fma.v{weights[0].type.count}f32"
+    return [
+        call_llvm(builder, name, total.type, *pair, total)
+        for pair, total in zip(pairs, sums, strict=True)
+    ]
 
 
 def _turn(
@@ -201,16 +228,16 @@ def _turn(
         inputs = LINE * 8 // kind.dtype.bitwidth
         of_register = inputs * _WIDTH * 4 // LINE
         for n in range(0, PANEL, _WIDTH):
-            outputs = [builder.mul(stride, _index(n + i)) for i in range(_WIDTH)]
+            outputs = [builder.mul(stride, index_of(n + i)) for i in range(_WIDTH)]
             for k in range(0, inputs, of_register):
-                first = builder.add(at, _index(k))
+                first = builder.add(at, index_of(k))
                 starts = [builder.add(first, output) for output in outputs]
                 rows = [
                     pointer_to(context, builder, kind, weights, start, _INTS) for start in starts
                 ]
                 by_input = _by_input(builder, kind.dtype, rows)
                 for i, floats in enumerate(by_input, k):
-                    builder.store(floats, _many(builder, place, i * OUTPUTS + n), align=4)
+                    builder.store(floats, register_at(builder, place, i * OUTPUTS + n), align=4)
         return context.get_dummy_value()
 
     del at, stride, to
@@ -294,17 +321,18 @@ QUERIES = 3
 """Most rows of x that are multiplied together."""
 
 
-_OfTwo: TypeAlias = tuple[int, int]
-_OfFour: TypeAlias = tuple[int, int, int, int]
-_Multiply: TypeAlias = Callable[[Row, _OfTwo, Row, _OfFour, Row, _OfFour, int, Lanes], None]
+_Strided: TypeAlias = tuple[Row, int, int, int, int]
+_Multiply: TypeAlias = Callable[[int, tuple[Row, int, int], _Strided, _Strided, int, Lanes], None]
 
 
-def multiply_rows(number: int, streams: int, scaled: bool) -> _Multiply:
-    """Make an operation that multiplies a number of rows of x with two registers of w.
+def multiply_rows(streams: int, scaled: bool) -> _Multiply:
+    """Make an operation that multiplies one to `QUERIES` rows of x with two registers of w.
 
     Sums stay in registers while the inputs go by, `streams` of them at a time, each with separate
-    sums; a sum is one chain of fused products. The operation takes
+    sums; a sum is one chain of fused products. There is code for each number of rows. The operation
+    takes
 
+    - how many rows there are;
     - x, where its first number is, and how far apart rows are;
     - w, where the first input's first register is, how far apart inputs and registers are, and how
       far ahead w is fetched on the way: that of a token that comes soon, whose place no processor
@@ -315,78 +343,69 @@ def multiply_rows(number: int, streams: int, scaled: bool) -> _Multiply:
     """
 
     def typed(
-        _: Any,
-        x: Any,
-        of_x: Any,
-        w: Any,
-        of_w: Any,
-        sums: Any,
-        of_sums: Any,
-        count: Any,
-        scale: Any,
+        _: Any, rows: Any, x: Any, w: Any, sums: Any, count: Any, scale: Any
     ) -> tuple[Any, Callable[..., Any]]:
         def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
-            kinds, (x, of_x, w, of_w, sums, of_sums, count, scale) = signature.args, values
-            x_at, x_row = cgutils.unpack_tuple(builder, of_x)
-            w_at, w_input, w_register, ahead = cgutils.unpack_tuple(builder, of_w)
-            at, stream, row, register = cgutils.unpack_tuple(builder, of_sums)
-            kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
-            fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
-            size = number * REGISTERS
-            turns = builder.sdiv(count, _index(streams))
-            whole = builder.mul(turns, _index(streams))
-
-            def place(first: Any, *steps: tuple[Any, int]) -> Any:
-                for stride, number in steps:
-                    first = builder.add(first, builder.mul(stride, _index(number)))
-                return first
-
-            def with_input(k: Any, before: Sequence[Any], fetched: int) -> list[Any]:
-                first = builder.add(w_at, builder.mul(k, w_input))
-                starts = [place(first, (w_register, c)) for c in range(REGISTERS)]
-                weights = [loaded(context, builder, kinds[2], w, start) for start in starts]
-                for start in starts[:fetched]:
-                    fetch(context, builder, kinds[2], w, builder.add(start, ahead))
-                after: list[Any] = []
-                for q in range(number):
-                    index = place(builder.add(x_at, k), (x_row, q))
-                    at_x = pointer_to(context, builder, kinds[0], x, index, _FLOAT)
-                    share = in_all(builder, builder.load(at_x), FLOATS)
-                    for weight in weights:
-                        after.append(builder.call(fma, [share, weight, before[len(after)]]))
-                return after
-
-            def turn(step: Any, before: Sequence[Any]) -> list[Any]:
-                after: list[Any] = []
-                for s in range(streams):
-                    k = place(_index(s), (step, streams))
-                    fetched = REGISTERS if streams == 1 else 1
-                    after += with_input(k, before[s * size : s * size + size], fetched)
-                return after
-
-            def last(step: Any, before: Sequence[Any]) -> list[Any]:
-                return with_input(builder.add(whole, step), before, 0)
-
-            indices = [
-                place(at, (stream, s), (row, q), (register, c))
-                for s in range(streams)
-                for q in range(number)
-                for c in range(REGISTERS)
-            ]
-            ends = [
-                pointer_to(context, builder, kinds[4], sums, index, FLOATS) for index in indices
-            ]
-            zero = ir.Constant(FLOATS, [0.0] * LANES)
-            begun = [zero if scaled else builder.load(end, align=4) for end in ends]
-            totals = in_registers(builder, begun, turns, turn)
-            if streams > 1:
-                left = builder.sub(count, whole)
-                totals = in_registers(builder, totals[:size], left, last) + totals[size:]
-            for total, end in zip(totals, ends, strict=True):
-                total = builder.fmul(total, scale) if scaled else total
-                builder.store(total, end, align=4)
+            for number in range(1, QUERIES + 1):
+                with builder.if_then(builder.icmp_signed("==", values[0], index_of(number))):
+                    emit_rows(context, builder, signature.args, values, number)
             return context.get_dummy_value()
 
-        return types.void(x, of_x, w, of_w, sums, of_sums, count, scale), emit
+        return types.void(rows, x, w, sums, count, scale), emit
+
+    def emit_rows(
+        context: Any, builder: Any, kinds: Sequence[Any], values: Sequence[Any], number: int
+    ) -> None:
+        x_kind, w_kind, sums_kind = (kind[0] for kind in kinds[1:4])
+        unpacked = (cgutils.unpack_tuple(builder, each) for each in values[1:4])
+        (x, x_at, x_row), (w, w_at, w_input, w_register, ahead), of_sums = unpacked
+        (sums, at, stream, row, register), (count, scale) = of_sums, values[4:]
+        size = number * REGISTERS
+        turns = builder.sdiv(count, index_of(streams))
+        whole = builder.mul(turns, index_of(streams))
+
+        def place(first: Any, *steps: tuple[Any, int]) -> Any:
+            for stride, number in steps:
+                first = builder.add(first, builder.mul(stride, index_of(number)))
+            return first
+
+        def with_input(k: Any, before: Sequence[Any], fetched: int) -> list[Any]:
+            first = builder.add(w_at, builder.mul(k, w_input))
+            starts = [place(first, (w_register, c)) for c in range(REGISTERS)]
+            weights = [loaded(context, builder, w_kind, w, start) for start in starts]
+            for start in starts[:fetched]:
+                fetch(context, builder, w_kind, w, builder.add(start, ahead))
+            of_rows = [place(builder.add(x_at, k), (x_row, q)) for q in range(number)]
+            numbers = [loaded(context, builder, x_kind, x, each, SCALARS) for each in of_rows]
+            shares = [in_all(builder, each, FLOATS) for each in numbers]
+            return _with_products(builder, shares, weights, before)
+
+        def turn(step: Any, before: Sequence[Any]) -> list[Any]:
+            after: list[Any] = []
+            for s in range(streams):
+                k = place(index_of(s), (step, streams))
+                fetched = REGISTERS if streams == 1 else 1
+                after += with_input(k, before[s * size : s * size + size], fetched)
+            return after
+
+        def last(step: Any, before: Sequence[Any]) -> list[Any]:
+            return with_input(builder.add(whole, step), before, 0)
+
+        indices = [
+            place(at, (stream, s), (row, q), (register, c))
+            for s in range(streams)
+            for q in range(number)
+            for c in range(REGISTERS)
+        ]
+        ends = [pointer_to(context, builder, sums_kind, sums, index, FLOATS) for index in indices]
+        zero = ir.Constant(FLOATS, [0.0] * LANES)
+        begun = [zero if scaled else builder.load(end, align=4) for end in ends]
+        totals = in_registers(builder, begun, turns, turn)
+        if streams > 1:
+            left = builder.sub(count, whole)
+            totals = in_registers(builder, totals[:size], left, last) + totals[size:]
+        for total, end in zip(totals, ends, strict=True):
+            total = builder.fmul(total, scale) if scaled else total
+            builder.store(total, end, align=4)
 
     return cast(_Multiply, intrinsic(typed))
