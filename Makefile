@@ -65,7 +65,8 @@ build/lowest.txt: pyproject.toml requirements/lowest.py
 	mkdir -p build
 	$(PYTHON) requirements/lowest.py > $@
 
-check: lint test
+# The suite runs the linters and pyright, once.
+check: test
 
 lint: $(VENV)/.installed-dev
 	$(PY) -m ruff format --check .

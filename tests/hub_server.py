@@ -10,9 +10,8 @@ import contextlib
 import hashlib
 import json
 import re
-import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -20,8 +19,6 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-
-from tests.bad_servers import resets
 
 TOKEN = "hf_secret"
 LARGEST_REGULAR = 100
@@ -31,7 +28,6 @@ LARGEST_REGULAR = 100
 class Repository:
     def __init__(self, private: bool, files: Mapping[str, bytes] = MappingProxyType({})) -> None:
         self.private = private
-        self.gated = False
         self.branches: dict[str, list[dict[str, bytes]]] = {"main": [dict(files)]}
 
     def has(self, revision: str) -> bool:
@@ -53,14 +49,9 @@ class HubServer:
         fail_with: a status with which to answer everything, or None.
         read_only: whether the token may not write.
         fail_after: requests that are answered well all the same, and at once.
-        behave: what is done with a connection instead of an answer, or None.
         hang: seconds to wait before any answer.
         verify_at: where an upload has to be told of, with the token; nowhere if empty.
-        drop_uploads: how many uploads are reset before they are read.
         after_commit: what the addresses of commits end with.
-        headers: what replies have instead of their own; name -> text.
-        commit: instead of the hash of a commit where it is listed, if any.
-        listed: also in lists of files.
     """
 
     def __init__(self) -> None:
@@ -69,14 +60,9 @@ class HubServer:
         self.fail_with: int | None = None
         self.fail_after = 0
         self.read_only = False
-        self.behave: Callable[[socket.socket], None] | None = None
         self.hang = 0.0
         self.verify_at = ""
-        self.drop_uploads = 0
         self.after_commit = ""
-        self.headers: dict[str, str] = {}
-        self.commit = ""
-        self.listed: list[dict[str, object]] = []
         self.blobs: dict[str, bytes] = {}
         self.stopping = threading.Event()
         handler = type("Handler", (_Handler,), {"hub": self})
@@ -137,10 +123,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def serve(self) -> None:
         hub = self.hub
-        if self.command == "PUT" and hub.drop_uploads:
-            hub.drop_uploads -= 1
-            self.close_connection = True
-            return resets(self.connection)
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         if self.path == "/api/agent-harnesses":  # The client asks it once a day, whatever it does.
             return self.answer(404, {})
@@ -148,11 +130,6 @@ class _Handler(BaseHTTPRequestHandler):
         is_well = len(hub.requests) <= hub.fail_after
         if hub.hang and not is_well:
             hub.stopping.wait(hub.hang)
-        if hub.behave is not None and not is_well:
-            self.close_connection = True
-            with contextlib.suppress(OSError):
-                hub.behave(self.connection)
-            return None
         if hub.fail_with is not None and not is_well:
             return self.answer(hub.fail_with, {"error": "as it was told"})
         if self.command == "PUT":  # An address that was given out needs no token, as on S3.
@@ -201,24 +178,18 @@ class _Handler(BaseHTTPRequestHandler):
                     {
                         "id": repo_id.removeprefix("datasets/"),
                         "private": repository.private,
-                        "sha": self.hub.commit or sha,
-                        "siblings": [
-                            *({"rfilename": name} for name in files),
-                            *({"rfilename": each["path"]} for each in self.hub.listed),
-                        ],
+                        "sha": sha,
+                        "siblings": [{"rfilename": name} for name in files],
                     },
                     {},
                 )
             case "GET", ["tree", revision, *folder]:
                 _, files = repository.commit(revision)
                 is_whole = "recursive=true" in self.path
-                tree = [*_tree(files, "/".join(folder), is_whole), *self.hub.listed]
-                return 200, tree, {}
+                return 200, _tree(files, "/".join(folder), is_whole), {}
             case "GET" | "HEAD", ["resolve", revision, *file]:
                 sha, files = repository.commit(revision)
                 content = files.get("/".join(file))
-                if repository.gated:
-                    return 403, {}, {"X-Error-Code": "GatedRepo"}
                 if content is None:
                     return 404, {}, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": sha}
                 return 200, content, {"X-Repo-Commit": sha, "ETag": f'"{_etag(content)}"'}
@@ -305,7 +276,7 @@ class _Handler(BaseHTTPRequestHandler):
     ) -> None:
         content = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.send_response(status)
-        for name, text in {**headers, **self.hub.headers}.items():
+        for name, text in headers.items():
             self.send_header(name, text)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(content)))

@@ -21,7 +21,7 @@ from es_cookbook.__main__ import COMMANDS, RECIPES
 from es_cookbook.cli.evaluate.evaluate import EvaluateConfig
 from es_cookbook.cli.options import recipe_config
 from es_cookbook.cli.resume import Resume
-from es_cookbook.cli.train import TrainConfig, built_for, config_class_of
+from es_cookbook.cli.train import TrainConfig, built_for
 from es_cookbook.common.cli import (
     built,
     run_cli,
@@ -29,9 +29,7 @@ from es_cookbook.common.cli import (
     split_options,
     typed_options,
 )
-from es_cookbook.common.fields import class_of
 from es_cookbook.common.names import Names
-from es_cookbook.common.trust import load
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
@@ -339,37 +337,6 @@ def test_options_in_a_sentence_are_accepted_as_they_stand(page: str, text: str) 
         attempts.append((PARSERS["plan"], ["engine=vllm", *options]))
     accepted = any(refusal(*attempt) == "" for attempt in attempts)
     assert accepted, f"{page}: {text}: {refusal(*attempts[0])}"
-
-
-def named_options() -> list[tuple[str, str]]:
-    """(page, option) of inline code that is an option's path, without or with an empty value."""
-    first = "|".join(chz.chz_fields(CLIConfig))
-    found: dict[tuple[str, str], None] = {}
-    for page in PAGES:
-        for text in inline(page):
-            is_path = re.fullmatch(rf"(?:{first})(\.[a-z_]+)+=?", text)
-            if page.name != LAB_NOTES and is_path and text not in NOT_OPTIONS:
-                found[str(page.relative_to(ROOT)), text.removesuffix("=")] = None
-    return list(found)
-
-
-@pytest.mark.parametrize(("page", "path"), sampled(named_options(), 30))
-def test_an_option_that_a_sentence_names_exists_in_some_part(page: str, path: str) -> None:
-    assert any(exists(config_class_of(name), path) for name in ("train", *RECIPES)), page
-
-
-def exists(config_class: type, path: str) -> bool:
-    """Whether a path leads to a field of a config, by whichever parts may be chosen."""
-    name, _, rest = path.partition(".")
-    field = chz.chz_fields(config_class).get(name)
-    if field is None or not rest:
-        return field is not None
-    names: Mapping[str, str] = getattr(field.meta_factory, "accepted", {})
-    parts = [
-        *map(load, names.values()),
-        field.meta_factory and field.meta_factory.unspecified_factory(),
-    ]
-    return any(exists(part, rest) for part in filter(None, map(class_of, parts)))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -90,6 +92,12 @@ def test_what_the_dockerfile_copies_is_there_and_sent_to_it() -> None:
         ],
         PROJECT["license-files"][0],
     } <= sources
+
+
+def test_hadolint_has_nothing_to_say_of_the_dockerfile() -> None:
+    command = [Path(sys.executable).parent / "hadolint", "Dockerfile"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_extras_that_the_images_install_exist() -> None:

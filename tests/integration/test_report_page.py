@@ -216,27 +216,6 @@ def test_filters_choose_rollouts(opened: Opened, run: Path) -> None:
     reads(page, "#rollout-view", "No rollout passes")
 
 
-@pytest.mark.parametrize("width", [390, 700, 1300])
-def test_fields_of_the_filter_do_not_lie_on_each_other(
-    opened: Opened, run: Path, width: int
-) -> None:
-    """Between phones and desks, "to" lay on the next field's label."""
-    page = opened(run, viewport={"width": width, "height": 900})
-    fields = page.locator("#browser form").locator("input, select, button, label")
-    assert (
-        fields.evaluate_all(
-            """fields => fields.flatMap((a, i) => fields.slice(i + 1).map(b => [a, b]))
-        .filter(([a, b]) => !a.contains(b) && a.checkVisibility() && b.checkVisibility())
-        .filter(([a, b]) => {
-            const [p, q] = [a.getBoundingClientRect(), b.getBoundingClientRect()];
-            return p.left < q.right && q.left < p.right && p.top < q.bottom && q.top < p.bottom;
-        })
-        .map(([a, b]) => `${a.outerHTML} on ${b.outerHTML}`)"""
-        )
-        == []
-    )
-
-
 def test_the_list_is_walked_with_the_keyboard(opened: Opened, run: Path) -> None:
     page = opened(run)
     page.get_by_role("listbox").focus()
@@ -327,18 +306,6 @@ def test_seeds_are_a_range_and_gradients_stand_beside_them(opened: Opened, tmp_p
     playwright.expect(page.locator("#fitness")).to_be_hidden()
     page.get_by_label("Run", exact=True).select_option("es-1")
     counts(page, "16 of 64 rollouts")
-
-
-def test_light_and_dark_follow_the_system_or_the_switch(opened: Opened, run: Path) -> None:
-    page = opened(run, color_scheme="dark")
-    background = "getComputedStyle(document.body).backgroundColor"
-    assert page.evaluate(background) == "rgb(15, 19, 23)"
-    page.locator("#theme").click()
-    lists(page, "#theme", ["Theme: light"])
-    assert page.evaluate(background) == "rgb(246, 247, 249)"
-    assert is_drawn(page, "reward")
-    page.locator("#theme").click()
-    assert page.evaluate(background) == "rgb(15, 19, 23)"
 
 
 def test_a_page_that_is_served_follows_the_run(opened: Opened, tmp_path: Path) -> None:

@@ -46,9 +46,18 @@ _SMALLEST_POPULATION = 4
 
 @chz.chz
 class _OffsetsBuilder(OptimizerBuilder):
-    """Options of both; `name` is the name that users type, `package` the library."""
+    """Options of both.
 
-    name = package = ""
+    Attributes:
+        name: what users type.
+        package: the library.
+        least: minimum number of parameters.
+        most: maximum number of parameters.
+        otherwise: the other optimizer.
+    """
+
+    name = package = otherwise = ""
+    least, most = 1, 2**31
     sigma: float = chz.field(
         default=0.05,
         doc="standard deviation of the first generation, in the parameters' own units; it adapts",
@@ -80,14 +89,6 @@ class _OffsetsBuilder(OptimizerBuilder):
                 "search_space=full_rank"
             )
 
-    @abstractmethod
-    def of_dimension(self, run_seed: int, dimension: int) -> Optimizer:
-        """Build it for a number of parameters.
-
-        Raises:
-            ConfigError: There are too many or too few.
-        """
-
     @override
     def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> Optimizer:
         self.check_space(space)
@@ -99,7 +100,14 @@ class _OffsetsBuilder(OptimizerBuilder):
                 "it: leave them out"
             )
         dimension = sum(math.prod(shape) for shape in space.shapes.values())
-        return self.of_dimension(run_seed, dimension)
+        if not self.least <= dimension <= self.most:
+            raise ConfigError(
+                f"optimizer={self.name} takes {self.least:,} to {self.most:,} parameters, and this "
+                f"search space has {dimension:,}: select others, or use optimizer={self.otherwise}"
+            )
+        return {"cma": _CMAOptimizer, "sep_cma": _SepCMAOptimizer}[self.name](
+            self, run_seed, dimension
+        )
 
 
 class _OffsetsOptimizer(Optimizer):
@@ -188,12 +196,6 @@ class _OffsetsOptimizer(Optimizer):
         return self._sigma
 
 
-MAX_DIMENSION = 4096
-"""Limit on the parameters of a full covariance matrix."""
-_MATRICES = 4
-"""Arrays of n² float64 in memory at once: C, its eigenvectors, LAPACK's work space."""
-
-
 @chz.chz
 class CMA(_OffsetsBuilder):
     """CMA-ES with full covariance, for small search spaces (singular_values).
@@ -219,26 +221,15 @@ class CMA(_OffsetsBuilder):
     300.
     """
 
-    name = "cma"
-    package = "cma"
-
-    @override
-    def of_dimension(self, run_seed: int, dimension: int) -> Optimizer:
-        if dimension > MAX_DIMENSION:
-            memory = _MATRICES * dimension**2 * np.dtype(np.float64).itemsize / 2**30
-            raise ConfigError(
-                f"optimizer=cma learns the covariance of all {dimension:,} parameters of this "
-                f"search space, which needs about {memory:,.1f} GiB ({dimension:,}² x 8 bytes x "
-                f"{_MATRICES}); at most {MAX_DIMENSION:,} are accepted: take optimizer=sep_cma, or "
-                "select fewer parameters"
-            )
-        return _CMAOptimizer(self, run_seed, dimension)
+    name = package = "cma"
+    most = 4096
+    otherwise = "sep_cma"
 
 
 class _CMAOptimizer(_OffsetsOptimizer):
     """Samples and updates with the `cma` package."""
 
-    def __init__(self, config: CMA, run_seed: int, dimension: int) -> None:
+    def __init__(self, config: _OffsetsBuilder, run_seed: int, dimension: int) -> None:
         self._seed, self._draws = 0, 0
         super().__init__(config, run_seed, dimension)
 
@@ -297,21 +288,13 @@ class SepCMA(_OffsetsBuilder):
     dimensions is √10⁶ times as long: what is right for plain ES on the same space is right here.
     """
 
-    name = "sep_cma"
-    package = "cmaes"
+    name, package = "sep_cma", "cmaes"
+    least = 2
+    otherwise = "cma"
     sigma: float = chz.field(
         default=0.01,
         doc="standard deviation of the first generation, in the parameters' own units; it adapts",
     )
-
-    @override
-    def of_dimension(self, run_seed: int, dimension: int) -> Optimizer:
-        if dimension < 2:
-            raise ConfigError(
-                "optimizer=sep_cma needs at least 2 parameters, and this search space has "
-                f"{dimension}: take optimizer=cma"
-            )
-        return _SepCMAOptimizer(self, run_seed, dimension)
 
 
 class _SepCMAOptimizer(_OffsetsOptimizer):

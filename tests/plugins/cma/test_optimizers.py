@@ -185,9 +185,9 @@ def test_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
         CMA()(run_seed=0, num_generations=1, space=low_rank)
     with pytest.raises(ConfigError, match=r"at least 4 .* found 3; 24 to 96"):
         SepCMA(population_size=3)
-    with pytest.raises(ConfigError, match=r"all 20,000 parameters.* 11\.9 GiB .*at most 4,096"):
+    with pytest.raises(ConfigError, match=r"1 to 4,096 parameters, .* 20,000: .*=sep_cma"):
         build(CMA(), 20_000)
-    with pytest.raises(ConfigError, match=r"at least 2 parameters.*optimizer=cma"):
+    with pytest.raises(ConfigError, match=r"takes 2 to .* has 1: .*optimizer=cma"):
         build(SepCMA(), 1)
     parameters = [ParameterInfo(f"{i}.q_proj.weight", (6, 4), "linear") for i in range(2)]
     with pytest.raises(ConfigError, match="sigma_factors and partitions have no meaning"):
