@@ -34,7 +34,7 @@ from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.recipes.countdown.arithmetic import MAX_LENGTH, CountdownReward, grade_countdown
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
-from es_cookbook.rl.grading.workers import end_idle_workers, in_worker
+from es_cookbook.rl.grading.workers import in_worker
 from es_cookbook.rl.types import (
     Action,
     Env,
@@ -131,7 +131,8 @@ def gradings_a_second(fractions: bool) -> float:
 
 def main() -> None:
     """Measure and report."""
-    loop = asyncio.new_event_loop()
+    runner = asyncio.Runner()
+    loop = runner.get_loop()
     run = loop.run_until_complete
     with tempfile.TemporaryDirectory() as directory:
         model = str(endless_model(Path(directory)))
@@ -146,8 +147,7 @@ def main() -> None:
     ][1:]
     usual, worker = zip(*by_turns, strict=True)
     run(engine.close())
-    end_idle_workers()
-    loop.close()
+    runner.close()
     tokens = GENOMES * PROBLEMS * TOKENS
     gradings = [gradings_a_second(fractions=False) for _ in range(REPEATS)]
     report(

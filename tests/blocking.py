@@ -7,6 +7,7 @@ It makes the file that `BLOCKED` names when it begins to block, if that variable
 
 import contextlib
 import functools
+import hashlib
 import os
 import subprocess
 import sys
@@ -43,6 +44,11 @@ def sleep() -> None:
     time.sleep(FOR_EVER)
 
 
+def native() -> None:
+    """Computes in C for hours without the interpreter lock."""
+    hashlib.pbkdf2_hmac("sha512", b"", b"", 2**31 - 1)
+
+
 def loop() -> None:
     while True:
         pass
@@ -65,7 +71,7 @@ def child() -> None:
 
 
 KINDS: Mapping[str, Callable[[], Awaitable[None] | None]] = {
-    kind.__name__: kind for kind in (sleep, loop, async_sleep, swallow_cancellation, child)
+    kind.__name__: kind for kind in (sleep, native, loop, async_sleep, swallow_cancellation, child)
 }
 
 

@@ -147,6 +147,23 @@ def test_the_core_names_no_plug_in() -> None:
     assert found == [] and len(core) > 100
 
 
+STARTS = re.compile(
+    r"^\s*(import|from) (subprocess|multiprocessing)\b"
+    r"|\bos\.(fork|forkpty|killpg|popen|posix_spawnp?|spawn\w+|system)\("
+    r"|\b(subprocess_(exec|shell)|(open|run|to)_process|ProcessPoolExecutor)\b",
+    re.MULTILINE,
+)
+MAY_START = {
+    "es_cookbook.common.machine.processes",
+    "es_cookbook.recipes.code.asserts_inside",  # Runs in the sandbox.
+}
+
+
+def test_one_module_starts_processes() -> None:
+    found = {dotted(path) for path in MODULES if STARTS.search(path.read_text(encoding="utf-8"))}
+    assert found == MAY_START
+
+
 def test_no_folder_has_more_than_13_modules() -> None:
     counts = Counter(path.parent for path in MODULES)
     assert {str(folder): count for folder, count in counts.items() if count > 13} == {}
@@ -267,7 +284,7 @@ RUNS_WHAT_IT_READS = {
     "es_cookbook.engines.wire": {"pickle.load", "pickle.loads"},
     "es_cookbook.engines.ray.cluster": {"pickle.loads"},
     "es_cookbook.engines.vllm.worker": {"pickle.loads"},
-    "es_cookbook.rl.grading.worker": {"pickle.loads", "spawn.prepare"},
+    "es_cookbook.rl.grading.worker": {"pickle.loads", "runpy.run_module", "runpy.run_path"},
     "es_cookbook.rl.grading.workers": {"pickle.loads"},
     # Runs in the sandbox.
     "es_cookbook.recipes.code.asserts_inside": {"compile", "exec", "importlib.import_module"},

@@ -381,7 +381,7 @@ async def _guarded(clock: Clock, work: Callable[[], Awaitable[_T]]) -> "_T | Los
         BaseException: What stops the run.
     """
     try:
-        with clock:
+        with clock.running():
             return await work()
     except asyncio.CancelledError as error:
         task = asyncio.current_task()

@@ -179,7 +179,6 @@ class PopulationSampler:
     seconds: Seconds = dataclasses.field(default=Seconds(), init=False)
     spans: Spans = dataclasses.field(default=NO_SPANS, init=False)
     underway: Underway = dataclasses.field(default_factory=Underway, init=False)
-    _warned: set[str] = dataclasses.field(default_factory=set[str], init=False)
     _kinds_warned: set[tuple[str, str]] = dataclasses.field(
         default_factory=set[tuple[str, str]], init=False
     )
@@ -297,12 +296,7 @@ class PopulationSampler:
         seed_of = functools.partial(derive_seed, self.run_seed, *seeds)
         count = len(env_group_builders_P) * num_genomes * num_attempts
         underway = self.underway.begin(generation, count)
-        watch = Watch(
-            self.rollout_timeout,
-            warned=self._warned,
-            turn_timeout=self.turn_timeout,
-            spans=self.spans,
-        )
+        watch = Watch(self.rollout_timeout, self.turn_timeout, self.spans)
         groups_P = [
             RolloutGroup(
                 builder,

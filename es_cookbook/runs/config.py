@@ -37,7 +37,6 @@ from es_cookbook.rl.objectives import (
     check_goes_with,
 )
 from es_cookbook.rl.regularisers import REGULARISER_NAMES, Regulariser
-from es_cookbook.rl.timeouts import end_of_run
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.directory.directory import CONFIG, Recorded, add_to_log, check_is_run
 from es_cookbook.runs.directory.opening import Behavior
@@ -373,10 +372,9 @@ def config_of_kind(
 
 @contextlib.asynccontextmanager
 async def closing(engine: Engine) -> AsyncGenerator[Engine]:
-    """Inside, the engine; it and idle workers end with the block, also if cancelled."""
+    """Inside, the engine, which is closed with the block, also if cancelled."""
     try:
         yield engine
     finally:
-        end_of_run()
         with anyio.CancelScope(shield=True):
             await engine.close()

@@ -5,34 +5,37 @@ loop, so it waits for an Env that blocks it. The second one ends the process and
 exit code 130. So does SIGTERM if the process has not ended by itself after a few seconds, because
 schedulers kill it next. The history on the disk is valid at any moment.
 
+A thread handles the signals, because Python handlers would wait until the main thread returns from
+a long call. Left out: C code that never releases the interpreter lock, where only SIGKILL helps.
+
 The same signal within a fifth of a second is the same one: `timeout`, `uv run` and other wrappers
 pass on a signal that the process has already received as a member of their group.
-
-Left out: C code that does not return to Python. Until it does, only SIGKILL ends the process.
 """
 
 import asyncio
 import contextlib
 import contextvars
+import math
 import os
 import select
 import signal
+import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import anyio
 import psutil
-from typing_extensions import override
 
 from es_cookbook.common.terminal import INTERRUPTED, handled, interrupted
 
 _Result = TypeVar("_Result")
 _SECONDS_AFTER_SIGTERM = 8.0
 _SECONDS_OF_ONE = 0.2
+_SIGNALS = signal.SIGINT, signal.SIGTERM
 _advice = ""
 
 
@@ -55,66 +58,46 @@ def result_until_signal(main: Callable[[], Awaitable[_Result]], message: str = "
     Raises:
         KeyboardInterrupt: A signal came; with this message.
     """
-    run = _Run(main)
-    with _end_on_signals(run.stop):
+    results: list[_Result] = []
+    scopes: list[anyio.CancelScope] = []
+    loop = asyncio.new_event_loop()
+
+    async def until_cancelled() -> None:
+        with anyio.CancelScope() as scope:
+            scopes.append(scope)
+            if interrupted.is_set():
+                scope.cancel()
+            results.append(await main())
+
+    def until_end() -> None:
+        with (
+            contextlib.suppress(KeyboardInterrupt),  # An Env's own.
+            asyncio.Runner(loop_factory=lambda: loop) as runner,
+        ):
+            runner.run(until_cancelled())
+
+    def cancel() -> None:
+        # A loop that closes waits for the threads of its executor: now not for those of before.
+        loop.set_default_executor(ThreadPoolExecutor())
+        for scope in scopes:
+            scope.cancel()
+
+    with _until_signal(lambda: loop.call_soon_threadsafe(cancel)):
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            run.until_end()
+            until_end()
         else:
             context = contextvars.copy_context()  # The cell's, so that output appears below it.
             with ThreadPoolExecutor(1, "run") as thread:
-                thread.submit(context.run, run.until_end).result()
-    if not run.results:
+                thread.submit(context.run, until_end).result()
+    if not results:
         raise KeyboardInterrupt(message)
-    return run.results[0]
-
-
-class _Run(Generic[_Result]):
-    """A coroutine on its own loop; `results` is empty if it was stopped."""
-
-    def __init__(self, main: Callable[[], Awaitable[_Result]]) -> None:
-        self.results: list[_Result] = []
-        self._main = main
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_default_executor(_Threads(thread_name_prefix="asyncio"))
-        self._scope: anyio.CancelScope | None = None
-        self._is_stopped = False
-
-    def until_end(self) -> None:
-        with (
-            contextlib.suppress(KeyboardInterrupt),  # An Env's own.
-            asyncio.Runner(loop_factory=lambda: self._loop) as runner,
-        ):
-            runner.get_loop().run_until_complete(self._run())
-
-    def stop(self) -> None:
-        """Cancel it, from any thread."""
-        with contextlib.suppress(RuntimeError):  # The loop has just been closed.
-            self._loop.call_soon_threadsafe(self._cancel)
-
-    def _cancel(self) -> None:
-        self._is_stopped = True
-        if self._scope is not None:
-            self._scope.cancel()
-
-    async def _run(self) -> None:
-        with anyio.CancelScope() as self._scope:
-            if self._is_stopped:
-                self._scope.cancel()
-            self.results.append(await self._main())
-
-
-class _Threads(ThreadPoolExecutor):
-    """Threads of a loop (`asyncio.to_thread`), which after a signal closes without them."""
-
-    @override
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        super().shutdown(wait and not interrupted.is_set(), cancel_futures=cancel_futures)
+    return results[0]
 
 
 @contextlib.contextmanager
-def _end_on_signals(stop: Callable[[], None]) -> Generator[None]:
+def _until_signal(stop: Callable[[], object]) -> Generator[None]:
     """Inside, the first Ctrl-C or SIGTERM calls `stop`, and the second ends the process.
 
     Signals stay as they are outside the main thread.
@@ -124,27 +107,48 @@ def _end_on_signals(stop: Callable[[], None]) -> Generator[None]:
         return
     interrupted.clear()
     advise("")
-    first: list[tuple[int, float]] = []
-    process = os.getpid()
-
-    def received(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != process:  # A forked child.
-            os._exit(INTERRUPTED)
-        if number == signal.SIGTERM and not first:
-            signal.setitimer(signal.ITIMER_REAL, _SECONDS_AFTER_SIGTERM)
-        if not first:
-            first.append((number, time.monotonic()))
-            interrupted.set()
-            stop()
-        elif number != first[0][0] or time.monotonic() - first[0][1] >= _SECONDS_OF_ONE:
-            _end_now()
-
-    with handled((signal.SIGINT, signal.SIGTERM, signal.SIGALRM), received):
+    received, wakes = socket.socketpair()
+    wakes.setblocking(False)
+    with wakes, handled(_SIGNALS, _leave_to_thread):
+        former = signal.set_wakeup_fd(wakes.fileno())
+        threading.Thread(target=_attend, args=(received, stop), daemon=True).start()
         try:
             yield
         finally:
-            if first:
-                signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.set_wakeup_fd(former)
+
+
+def _leave_to_thread(number: int, frame: FrameType | None) -> None:
+    """Do nothing: its C part has written the number to the socket."""
+
+
+def _forked() -> None:
+    """In a forked child, do not write to the socket of the parent."""
+    if signal.getsignal(signal.SIGTERM) is _leave_to_thread:
+        signal.set_wakeup_fd(-1)
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _attend(received: socket.socket, stop: Callable[[], object]) -> None:
+    """Handle the signals whose numbers are received, until the other end is closed."""
+    began = math.inf
+    timer = threading.Timer(_SECONDS_AFTER_SIGTERM, _end_now)
+    timer.daemon = True
+    with received, contextlib.suppress(RuntimeError):  # The loop has just been closed.
+        for (number,) in iter(lambda: received.recv(1), b""):
+            if number in _SIGNALS and time.monotonic() - began >= _SECONDS_OF_ONE:
+                _end_now()
+            elif number in _SIGNALS and began == math.inf:
+                began = time.monotonic()
+                interrupted.set()
+                if number == signal.SIGTERM:
+                    timer.start()
+                stop()
+    timer.cancel()
 
 
 def _end_now() -> None:

@@ -27,7 +27,7 @@ async def test_each_call_has_the_next_seed_whoever_makes_it() -> None:
     engine = FakeEngine()
     policy = await make(engine)
     other = SamplingParams(max_tokens=9)
-    with policy.attempt.clock:
+    with policy.attempt.clock.running():
         await policy.sample(PROMPT)
         await policy.centre.sample(PROMPT)
         await policy.base.sample(PROMPT, other)
@@ -39,7 +39,7 @@ async def test_each_call_has_the_next_seed_whoever_makes_it() -> None:
 async def test_a_genome_that_is_gone_is_refused_and_the_centre_is_not() -> None:
     policy = await make(FakeEngine(capacity=4))
     policy.attempt.block.host = None
-    with policy.attempt.clock:
+    with policy.attempt.clock.running():
         with pytest.raises(RequestError, match=r"genome 6 was asked after .* hosts 4 at a time"):
             await policy.sample(PROMPT)
         with pytest.raises(RequestError, match="genome 6"):

@@ -204,7 +204,7 @@ async def test_the_centre_that_an_env_asks_is_that_of_its_genomes() -> None:
             await pool.apply(Step((Term(7, 0.25),)))
             block = ResidentBlock(range(1), [0], host, has_own_centre=True)
             clock = Clock(watch)
-            with clock:
+            with clock.running():
                 attempt = Attempt(pool, SamplingParams(), block, lambda _: 0, clock)
                 policy = EnginePolicy(attempt, 0)
                 assert (await policy.centre.sample(observation)).text == base.text

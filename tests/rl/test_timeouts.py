@@ -5,6 +5,7 @@ import time
 import anyio
 import pytest
 
+from es_cookbook.rl import timeouts
 from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.timeouts import Clock, Watch, turn_begins
 from es_cookbook.rl.types import Action, Observation
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.anyio
 async def test_what_keeps_control_too_long_is_cancelled_and_says_where() -> None:
     watch = Watch(0.05)
     clock = Clock(watch)
-    with watch, clock:
+    with watch, clock.running():
         await anyio.sleep_forever()
     assert clock.overdue_at is not None
     assert "sleep_forever" in clock.overdue_at
@@ -26,7 +27,7 @@ async def test_what_keeps_control_too_long_is_cancelled_and_says_where() -> None
 async def test_waiting_for_the_engine_does_not_count() -> None:
     watch = Watch(0.5)
     clock = Clock(watch)
-    with watch, clock:
+    with watch, clock.running():
         clock.wait()
         clock.wait()
         await anyio.sleep(0.4)
@@ -49,24 +50,24 @@ async def test_clocks_stand_still_while_another_holds_the_event_loop() -> None:
     with watch:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(hold)
-            with clock:
+            with clock.running():
                 for _ in range(10):
                     await anyio.sleep(0.01)
     assert clock.reason is None
 
 
 async def test_a_warning_names_the_method_that_blocks_once(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Slow(Word):
         def grade(self, text: str) -> Grade:
             time.sleep(0.6)
             return Grade(1.0)
 
-    warned: set[str] = set()
+    monkeypatch.setattr(timeouts, "WARN_AFTER", 0.2)
     for _ in range(2):
-        watch = Watch(10, warn_after=0.2, warned=warned)
-        with watch, Clock(watch):
+        watch = Watch(1)
+        with watch, Clock(watch).running():
             await anyio.sleep(0)
             await Slow(Observation((1,))).step(Action((1,), "1", "stop"))
     (message,) = caplog.messages
@@ -78,7 +79,7 @@ async def test_a_warning_names_the_method_that_blocks_once(
 async def test_a_turn_that_takes_too_long_is_cancelled_though_the_rollout_has_time() -> None:
     watch = Watch(60, turn_timeout=0.1)
     clock = Clock(watch)
-    with watch, clock:
+    with watch, clock.running():
         for _ in range(4):  # turns that are in time, together longer
             turn_begins()
             await anyio.sleep(0.05)

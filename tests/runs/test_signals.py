@@ -68,7 +68,7 @@ def test_the_first_signal_ends_a_run_cleanly(
     assert not (run.log_path / "lock").exists()
 
 
-@pytest.mark.parametrize("kind", ["sleep", "loop", "swallow_cancellation", "child"])
+@pytest.mark.parametrize("kind", ["native", "loop", "swallow_cancellation", "child"])
 def test_the_second_signal_ends_the_process_and_its_children(
     blocked: Callable[[str], Blocked], kind: str
 ) -> None:

@@ -20,12 +20,13 @@ host, where nothing is; its root is then the container's own group.
 import functools
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
 import psutil
+
+from es_cookbook.common.machine.processes import ran
 
 SHARE = "ES_COOKBOOK_MACHINE_SHARE"
 """The environment variable by which a pool tells an engine how many share the machine: 0.5."""
@@ -125,9 +126,8 @@ def _performance_cores() -> int | None:
     """Apple's performance cores (the others are a third as fast); None if unknown."""
     asked = ["/usr/sbin/sysctl", "-n", "hw.perflevel0.physicalcpu"]
     try:
-        told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=5).stdout
-        return int(told) or None
-    except (OSError, ValueError, subprocess.SubprocessError):
+        return int(ran(asked)[1]) or None
+    except (OSError, ValueError):
         return None
 
 

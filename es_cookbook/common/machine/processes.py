@@ -1,9 +1,9 @@
 """Child processes: each leads a group, which is ended as a whole.
 
-All processes of the package start here: sandboxes, graders, programs, MCP servers, runs of a sweep.
-A child has a separate session, so Ctrl-C does not reach it, and its own children are in its group.
-If Linux's `setpriv` is installed, a child is killed when this process dies; with `choom`, the
-kernel also ends it before this process if memory runs out.
+This is the only module that starts processes: sandboxes, graders, programs, MCP servers, runs of a
+sweep. A child has a separate session, so Ctrl-C does not reach it, and its own children are in its
+group. If Linux's `setpriv` is installed, a child is killed when this process dies; with `choom`,
+the kernel also ends it before this process if memory runs out.
 
 Left out: a child that leaves its group. That needs a sandbox (`es_cookbook.rl.grading.sandbox`).
 """
@@ -33,40 +33,34 @@ _SECONDS_TO_CLOSE = 1.0
 """Seconds to wait for an output that a process outside the group holds open."""
 
 
-def started(
+def ran(
     command: Sequence[str],
-    *,
-    stdin: int = subprocess.DEVNULL,
-    output: int | IO[bytes] | None = None,
     environment: Mapping[str, str] | None = None,
     descriptors: Sequence[int] = (),
-    outlives: bool = False,
-) -> "subprocess.Popen[bytes]":
-    """Start a process without an event loop.
+) -> tuple[int, str]:
+    """Run a command that takes a moment, without an event loop.
 
     Args:
         command: the program and its arguments.
-        stdin: as in `subprocess.Popen`.
-        output: destination of standard output and error; None for this process's standard error.
         environment: its variables; None for this process's.
         descriptors: file descriptors that it inherits.
-        outlives: do not kill it when this process dies, because it ends by itself.
+
+    Returns:
+        Exit code, and output with standard error.
+
+    Raises:
+        OSError: It cannot be started.
     """
-    return subprocess.Popen(
-        [*(() if outlives else dying_first()), *command],
-        stdin=stdin,
-        stdout=2 if output is None else output,
-        stderr=output,
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         env=environment,
         pass_fds=descriptors,
-        start_new_session=True,
     )
-
-
-def kill_group(pid: int) -> None:
-    """Kill the process that leads a group, and all in it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+    return done.returncode, done.stdout
 
 
 class Process(asyncio.SubprocessProtocol):
@@ -74,16 +68,10 @@ class Process(asyncio.SubprocessProtocol):
 
     asyncio's streams are not used: with them a process does not count as ended while another
     process holds its outputs open.
-
-    Args:
-        hear: called with standard output; returns whether the process may continue.
-        hear_error: the same for standard error, whose end is kept in any case.
     """
 
-    def __init__(
-        self, hear: Callable[[bytes], bool], hear_error: Callable[[bytes], bool] | None
-    ) -> None:
-        self._hear = {_STDOUT: hear, _STDERR: hear_error}
+    def __init__(self, hear: Mapping[int, Callable[[bytes], bool] | None]) -> None:
+        self._hear = hear
         self._kept = b""
         self._has_ended, self._is_silent = asyncio.Event(), asyncio.Event()
 
@@ -91,19 +79,36 @@ class Process(asyncio.SubprocessProtocol):
     async def start(
         command: Sequence[str],
         environment: Mapping[str, str],
-        hear: Callable[[bytes], bool],
+        hear: Callable[[bytes], bool] | None = None,
         hear_error: Callable[[bytes], bool] | None = None,
         descriptors: Sequence[int] = (),
+        *,
+        stdout: int | IO[bytes] = subprocess.PIPE,
+        stderr: int | IO[bytes] | None = subprocess.PIPE,
+        outlives: bool = False,
     ) -> "Process":
-        """Start a process with these environment variables and inherited descriptors.
+        """Start a process.
+
+        Args:
+            command: the program and its arguments.
+            environment: its variables.
+            hear: called with its standard output; returns whether the process may continue.
+            hear_error: the same for standard error, whose end is kept in any case.
+            descriptors: file descriptors that it inherits.
+            stdout: a file for standard output, which is not heard then.
+            stderr: the same for standard error; None: that of this process.
+            outlives: do not kill it when this process dies, because it ends by itself.
 
         Raises:
             OSError: It cannot be started.
         """
         with anyio.CancelScope(shield=True):  # Cancelled here, it would leave a process.
             _, process = await asyncio.get_running_loop().subprocess_exec(
-                lambda: Process(hear, hear_error),
+                lambda: Process({_STDOUT: hear, _STDERR: hear_error}),
+                *(() if outlives else _dying_first()),
                 *command,
+                stdout=stdout,
+                stderr=stderr,
                 env=environment,
                 pass_fds=descriptors,
                 start_new_session=True,
@@ -154,9 +159,15 @@ class Process(asyncio.SubprocessProtocol):
         with anyio.move_on_after(_SECONDS_TO_CLOSE):
             await self._is_silent.wait()
 
+    def interrupt(self) -> None:
+        """Send it SIGINT, as Ctrl-C does."""
+        with contextlib.suppress(ProcessLookupError):
+            self._transport.send_signal(signal.SIGINT)
+
     def kill(self) -> None:
         """Kill it, and all of its group."""
-        kill_group(self.pid)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     async def end(self) -> None:
         """Kill it, and wait until it is gone."""
@@ -177,21 +188,12 @@ class Process(asyncio.SubprocessProtocol):
 
     def how(self) -> str:
         """A clause about how it ended, and the last lines of its standard error."""
+        code = self.exit_code or 0
+        ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else ""
         lines = self._kept.decode(errors="replace").strip().splitlines()[-_LINES_SHOWN:]
         lines = [printable(line)[:200] for line in lines]
         said = "".join((f": {lines[-1]}", *(f"\n  {line}" for line in lines))) if lines else ""
-        return f"{how_ended(self.exit_code or 0)}{said}"
-
-
-def how_ended(code: int) -> str:
-    """A clause about an exit code.
-
-    >>> how_ended(3), how_ended(-9)
-    ('ended with exit code 3', 'was ended by SIGKILL')
-    """
-    if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
+        return (ended or f"ended with exit code {code}") + said
 
 
 def command_of(text: str, option: str) -> tuple[str, ...]:
@@ -216,7 +218,7 @@ def command_of(text: str, option: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def dying_first() -> Sequence[str]:
+def _dying_first() -> Sequence[str]:
     """Prefix of a command that is killed with this process, and before it if memory runs out."""
     ways = ("setpriv", "--pdeathsig", "KILL", "--"), ("choom", "-n", "1000", "--")
     return [word for way in ways if _works(way) for word in way]
@@ -225,6 +227,6 @@ def dying_first() -> Sequence[str]:
 def _works(way: Sequence[str]) -> bool:
     """Whether this prefix works here; containers may forbid it."""
     try:
-        return subprocess.run([*way, "true"], capture_output=True).returncode == 0
+        return ran([*way, "true"])[0] == 0
     except OSError:
         return False

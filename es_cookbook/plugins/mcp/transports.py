@@ -16,7 +16,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 from mcp.types import JSONRPCNotification, jsonrpc_message_adapter
 
-from es_cookbook.common.machine.processes import Process, dying_first
+from es_cookbook.common.machine.processes import Process
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -69,8 +69,7 @@ async def stdio(command: str, ended: Callable[[str], None]) -> "AsyncGenerator[T
         ended(process.how())
         heard.close()  # So calls in progress end, too.
 
-    words = [*dying_first(), *shlex.split(command)]
-    process = await Process.start(words, os.environ, hear)
+    process = await Process.start(shlex.split(command), os.environ, hear)
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(write)

@@ -17,7 +17,6 @@ import contextlib
 import dataclasses
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from pathlib import Path
 import anyio
 
 from es_cookbook.common.errors import ConfigError, EnvError
-from es_cookbook.common.machine.processes import Process, dying_first
+from es_cookbook.common.machine.processes import Process, ran
 from es_cookbook.plugins.endpoint.app import serve
 from es_cookbook.plugins.program.calls import ProgramEndpoint
 from es_cookbook.rl.grading.sandbox import (
@@ -118,20 +117,15 @@ class Command:
             return
         look = "/usr/bin/sh", "-c", f'command -v "$0" || exit {_NOT_SEEN}', self.words[0]
         with _filter() as seccomp:
-            tried = subprocess.run(
-                _enclosing(look, self.sandbox, seccomp),
-                capture_output=True,
-                text=True,
-                env=_environment(),
-                pass_fds=(seccomp,),
-            )
-        if tried.returncode == _NOT_SEEN:
+            command = _enclosing(look, self.sandbox, seccomp)
+            exit_code, output = ran(command, _environment(), (seccomp,))
+        if exit_code == _NOT_SEEN:
             seen = ", ".join(("/usr", *map(str, _visible(self.sandbox))))
             raise ConfigError(
                 f"dataset.sandbox: {self.words[0]!r} is not seen inside, where there are {seen}; "
                 "give its folder, too"
             )
-        check_started(tried)
+        check_started(exit_code, output)
 
 
 async def _started(
@@ -145,9 +139,8 @@ async def _started(
     Raises:
         EnvError: It cannot be started.
     """
-    whole = [*dying_first(), *command]
     try:
-        return await Process.start(whole, environment, hear, descriptors=descriptors)
+        return await Process.start(command, environment, hear, descriptors=descriptors)
     except OSError as error:
         why = error.strerror or str(error)
         raise EnvError(f"the program {command[0]!r} does not start: {why}") from error

@@ -278,10 +278,9 @@ class _Sweep:
 
     async def _train(self, run: _Run, share: worker.Share) -> None:
         """Train a run in a process; interrupt it if this task is cancelled."""
-        process = worker.start(run.config, share, self._output(run))
+        process = await worker.start(run.config, share, self._output(run))
         try:
-            while process.poll() is None:
-                await anyio.sleep(0.05)
+            await process.exited()
         except BaseException:
             run.state = "interrupted"
             raise
@@ -291,9 +290,9 @@ class _Sweep:
         if is_complete(run.config):
             self._end(run, "complete")
             return
-        if process.returncode < 0:
-            run.problem = f"its process was killed by signal {-process.returncode}"
-        elif process.returncode == 0:
+        if (process.exit_code or 0) < 0:
+            run.problem = f"its process {process.how()}"
+        elif process.exit_code == 0:
             run.problem = f"it ended, but {run.path} holds another run"
         else:
             run.problem = worker.last_words(self._output(run))

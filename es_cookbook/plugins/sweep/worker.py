@@ -8,14 +8,11 @@ JSON, and stays open as long as the sweep's process lives: when it closes, the r
 and can be continued. Exit codes are those of every command.
 """
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -28,7 +25,7 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json, modules_named, trust_of
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.machine.cores import allowed_cpus, core_groups, threads_of
-from es_cookbook.common.machine.processes import kill_group, started
+from es_cookbook.common.machine.processes import Process
 from es_cookbook.common.terminal import one_line
 from es_cookbook.common.trust import script_of
 from es_cookbook.runs.config import Config
@@ -60,46 +57,38 @@ def shares(count: int, devices: Sequence[str]) -> list[Share]:
     ]
 
 
-def start(config: Config, share: Share, output: Path) -> subprocess.Popen[bytes]:
+async def start(config: Config, share: Share, output: Path) -> Process:
     """Train in a new process, whose output is appended to `output`."""
     cores, device = share
     text = config_to_json(config)
     found = (script_of(module) for module in modules_named(text))
     scripts = ",".join(str(script.resolve()) for script in found if script)
     with output.open("ab") as printed:
-        process = started(
+        process = await Process.start(
             [
                 *(sys.executable, "-m", "es_cookbook.plugins.sweep.worker"),
                 *(f"cores={','.join(map(str, cores))}", f"scripts={scripts}"),
             ],
-            stdin=subprocess.PIPE,
-            output=printed,
-            environment={
+            {
                 **os.environ,
                 "OMP_NUM_THREADS": str(threads_of(cores)),
                 "PYTHONPATH": os.pathsep.join(sys.path),
                 **({} if device is None else {"CUDA_VISIBLE_DEVICES": device}),
             },
+            stdout=printed,
+            stderr=printed,
             outlives=True,  # It interrupts itself when its standard input ends.
         )
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # It has ended already; its output says why.
-        process.stdin.write(json.dumps(json.loads(text)).encode() + b"\n")
-        process.stdin.flush()
+    process.write(json.dumps(json.loads(text)).encode() + b"\n")
     return process
 
 
-async def end(process: subprocess.Popen[bytes]) -> None:
+async def end(process: Process) -> None:
     """Interrupt it if it is still running, and wait for it."""
-    process.send_signal(signal.SIGINT)
-    deadline = time.monotonic() + _SECONDS_TO_END
-    while process.poll() is None and time.monotonic() < deadline:
-        await anyio.sleep(0.02)
-    kill_group(process.pid)
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.close()
-    process.wait()
+    process.interrupt()
+    with anyio.move_on_after(_SECONDS_TO_END):
+        await process.exited()
+    await process.end()
 
 
 def last_words(output: Path) -> str:

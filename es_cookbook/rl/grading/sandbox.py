@@ -29,7 +29,6 @@ import platform
 import shutil
 import signal
 import struct
-import subprocess
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
@@ -42,7 +41,7 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import SandboxError
 from es_cookbook.common.machine.cores import num_cores
-from es_cookbook.common.machine.processes import Process, how_ended
+from es_cookbook.common.machine.processes import Process, ran
 from es_cookbook.rl.timeouts import in_turn
 
 _MIB = 2**20
@@ -131,21 +130,13 @@ def check_sandbox() -> None:
     """
     with _descriptors("", filter_program()) as (code, seccomp, _, status):
         command = _command(Limits(), code, seccomp, status)
-        tried = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env={},
-            pass_fds=(code, seccomp, status),
-        )
-    check_started(tried)
+        check_started(*ran(command, {}, (code, seccomp, status)))
 
 
-def check_started(tried: "subprocess.CompletedProcess[str]") -> None:
+def check_started(exit_code: int, output: str) -> None:
     """Raises SandboxError if a program started in a sandbox did not end well."""
-    if tried.returncode != 0:
-        said = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
+    if exit_code != 0:
+        said = (output.strip().splitlines() or [f"exit code {exit_code}"])[-1]
         raise SandboxError(
             f"the sandbox does not start here ({said}): it needs bubblewrap "
             "0.8 or later, and a kernel and a container that allow user namespaces"
@@ -173,6 +164,7 @@ async def _run(code: str, stdin: str, limits: Limits) -> Ran:
             functools.partial(hear, into=out),
             functools.partial(hear, into=err),
             (code_fd, seccomp, status),
+            outlives=True,
         )
         try:
             process.write(stdin.encode(errors="replace"), close=True)
@@ -184,8 +176,7 @@ async def _run(code: str, stdin: str, limits: Limits) -> Ran:
                 said = await _end(process, reading)
     exited = not (is_too_long or running.cancelled_caught)
     if exited and "exit-code" not in said:
-        sentence = err.decode(errors="replace").strip() or how_ended(process.exit_code or 0)
-        raise SandboxError(f"the sandbox did not start: {sentence}")
+        raise SandboxError(f"the sandbox did not start: bubblewrap {process.how()}")
     return Ran(
         "exit" if exited else "output" if is_too_long else "deadline",
         said["exit-code"] if exited else None,

@@ -1,75 +1,67 @@
-"""A worker process: it reads calls from a socket, makes them one after the other, and answers.
+"""A worker process: it reads calls from standard input, makes them in turn, and answers.
 
-Run as a program by its path, with the socket's file descriptor. It imports nothing but the standard
-library and what the functions that it calls need, so it starts in some 20 ms.
-`es_cookbook.rl.grading.workers` is the other end.
+Run as a program by its path. It imports nothing but the standard library and what the functions
+that it calls need, so it starts in some 20 ms. `es_cookbook.rl.grading.workers` is the other end.
 
 A message is its length in eight bytes and a pickle. A worker is sent the parent's `sys.path` and
 main program once, then calls. It answers each with the byte `STARTED` once function and arguments
-are there, imports done, and with a message when the call is over. It ends when the other end
-closes, or when no call has come for `SECONDS_IDLE`.
+are there, imports done, and with a message when the call is over. It ends with its input.
 """
 
 import contextlib
 import io
 import os
 import pickle
-import socket
+import runpy
 import struct
 import sys
 import traceback
+import types
+from typing import BinaryIO
 
 STARTED = b"S"
-SECONDS_IDLE = 300.0
 LENGTH = struct.Struct(">Q")
 
 
-def serve(connection: socket.socket) -> None:
-    """Answer calls until the other end closes or is silent for long."""
-    connection.settimeout(SECONDS_IDLE)
-    stream = connection.makefile("rwb")
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer calls until there are no more."""
     main: tuple[str, str] | None
-    sys.path[:], main = pickle.loads(_read(stream))
-    while request := _read(stream):
+    sys.path[:], main = pickle.loads(_read(requests))
+    while request := _read(requests):
         try:
             function, args = _Unpickler(io.BytesIO(request), main).load()
         except BaseException as error:
             answer = _failed(f"cannot be loaded in a worker process: {_shown(error)}", error)
-            stream.write(STARTED)
+            answers.write(STARTED)
         else:
-            stream.write(STARTED)
-            stream.flush()
+            answers.write(STARTED)
+            answers.flush()
             answer = _answer(function, args)
             del function, args
-        stream.write(LENGTH.pack(len(answer)))
-        stream.write(answer)
-        stream.flush()
+        answers.write(LENGTH.pack(len(answer)))
+        answers.write(answer)
+        answers.flush()
 
 
-def _read(stream: io.BufferedRWPair) -> bytes:
+def _read(requests: BinaryIO) -> bytes:
     """The next message; empty at the end."""
-    length = stream.read(LENGTH.size)
-    return stream.read(*LENGTH.unpack(length)) if length else b""
+    length = requests.read(LENGTH.size)
+    return requests.read(*LENGTH.unpack(length)) if length else b""
 
 
 def _answer(function: object, args: tuple[object, ...]) -> bytes:
-    """("returned", result), ("raised", exception, traceback) or ("failed", sentence, traceback)."""
+    """Pickle of the result, "" and ""; or None, the error or a sentence, and its traceback."""
     try:
         result = function(*args)  # type: ignore[operator]
-    except Exception as error:
-        trace = "".join(traceback.format_exception(error))
-        try:
-            answer = pickle.dumps(("raised", error, trace), pickle.HIGHEST_PROTOCOL)
-            pickle.loads(answer)  # Some exceptions go out and do not come in.
-        except Exception:
-            return _failed(f"raised {_shown(error)}", error)
-        return answer
-    except SystemExit as error:
-        return _failed(f"called sys.exit({error.code!r}) in a worker process", error)
     except BaseException as error:
-        return _failed(f"raised {_shown(error)} in a worker process", error)
+        if isinstance(error, Exception):
+            with contextlib.suppress(Exception):
+                answer = pickle.dumps((None, error, _trace(error)), pickle.HIGHEST_PROTOCOL)
+                pickle.loads(answer)  # Some exceptions go out and do not come in.
+                return answer
+        return _failed(f"raised {_shown(error)}", error)
     try:
-        return pickle.dumps(("returned", result), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps((result, "", ""), pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         kind = type(result).__name__
         return _failed(
@@ -78,8 +70,11 @@ def _answer(function: object, args: tuple[object, ...]) -> bytes:
 
 
 def _failed(what: str, error: BaseException) -> bytes:
-    trace = "".join(traceback.format_exception(error))
-    return pickle.dumps(("failed", what, trace), pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps((None, what, _trace(error)), pickle.HIGHEST_PROTOCOL)
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
 
 
 def _shown(error: BaseException) -> str:
@@ -100,7 +95,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _load_main(main: tuple[str, str] | None) -> None:
-    """Import the parent's main program under another name, as multiprocessing does."""
+    """Import the parent's main program as `__mp_main__`, the name that multiprocessing uses."""
     if main is None:
         raise ImportError(
             "it is defined in an interactive session or a notebook: put it into a module"
@@ -112,18 +107,19 @@ def _load_main(main: tuple[str, str] | None) -> None:
                 f"it is defined in {path}, which would run as a whole when it is imported: put "
                 "what runs there under if __name__ == '__main__', or the function into a module"
             )
-    from multiprocessing import spawn  # Takes as long as the rest of a worker's start.
-
-    spawn.prepare(
-        {"init_main_from_name": module_name} if module_name else {"init_main_from_path": path}
-    )
+    loaded = types.ModuleType("__mp_main__")
+    if module_name:
+        vars(loaded).update(runpy.run_module(module_name, run_name="__mp_main__", alter_sys=True))
+    else:
+        vars(loaded).update(runpy.run_path(path, run_name="__mp_main__"))
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = loaded
 
 
 if __name__ == "__main__":
-    descriptor = int(sys.argv[1])
-    os.set_inheritable(descriptor, False)
-    with (
-        socket.socket(fileno=descriptor) as own,
-        contextlib.suppress(ConnectionError, TimeoutError),
-    ):
-        serve(own)
+    with os.fdopen(os.dup(0), "rb") as requests, os.fdopen(os.dup(1), "wb") as answers:
+        # Functions print to stderr, and have nothing to read.
+        os.dup2(2, 1)
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), 0)
+        with contextlib.suppress(BrokenPipeError):
+            serve(requests, answers)

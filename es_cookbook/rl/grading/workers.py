@@ -7,9 +7,10 @@ makes a call in another process, and an Env awaits it:
         reward = await in_worker(is_equal, action.text, self.answer, timeout=5)
         return StepResult(reward, done=True)
 
-There are as many workers as cores. If the function loops forever, exhausts the memory or
-crashes, it ends with its worker, the Env gets an exception, and another worker takes its place. A
-worker and the processes that it has started form a process group, which is killed as a whole.
+There are as many workers as cores, and they end with the event loop. If the function loops forever,
+exhausts the memory or crashes, it ends with its worker, the Env gets an exception, and another
+worker takes its place. A worker and the processes that it has started form a process group, which
+is killed as a whole.
 
 The time-out holds for the call alone. A queue before the workers, and the imports of a worker's
 first call, count neither towards it nor towards the rollout's `rollout_timeout`.
@@ -21,24 +22,22 @@ unpickles its answers.
 """
 
 import asyncio
-import contextlib
 import functools
 import os
 import pickle
-import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple, cast
 
 import anyio
+from anyio.lowlevel import RunVar
 
 from es_cookbook.common.errors import WorkerError, WorkerTimeoutError
 from es_cookbook.common.machine.cores import num_cores
-from es_cookbook.common.machine.processes import how_ended, kill_group, started
+from es_cookbook.common.machine.processes import Process
 from es_cookbook.rl.grading import worker
-from es_cookbook.rl.timeouts import at_end_of_run, clock_stopped, in_turn
+from es_cookbook.rl.timeouts import clock_stopped, in_turn
 
 SECONDS_TO_START = 60.0
 """Limit for a worker to start and to import what a function needs."""
@@ -74,36 +73,25 @@ async def in_worker(function: Callable[[*_Ts], _T], *args: *_Ts, timeout: float)
     async with in_turn("worker", num_cores()):
         answer = await _answer(name, request, timeout)
     try:
-        kind, *found = pickle.loads(answer)
+        result, failure, trace = pickle.loads(answer)
     except Exception as error:
         raise WorkerError(
             f"what {name} returned or raised cannot be read outside the worker process: {error}"
         ) from None
-    if kind == "returned":
-        return cast(_T, found[0])
-    what, trace = cast(tuple[Exception | str, str], found)
-    raised = WorkerError(f"{name} {what}") if isinstance(what, str) else what
+    if not trace:
+        return cast(_T, result)
+    raised = failure if isinstance(failure, Exception) else WorkerError(f"{name} {failure}")
     raised.add_note(f"In the worker process:\n{trace}".rstrip())
     raise raised
 
 
-def end_idle_workers() -> None:
-    """End the workers that have nothing to do, as a run does when it ends."""
-    while _idle:
-        _idle.pop().kill()
-    for process in _killed:
-        process.wait()
-    _killed.clear()
-
-
-at_end_of_run(end_idle_workers)
-
-
 async def _answer(name: str, request: bytes, timeout: float) -> bytes:
-    own = _take()
+    idle = _idle.get([])
+    _idle.set(idle)
+    own = idle.pop() if idle else await _Worker.start(idle)
     try:
         with anyio.move_on_after(SECONDS_TO_START) as starting, clock_stopped():
-            await own.send(request)
+            own.send(request)
             await own.read(len(worker.STARTED))
         if starting.cancelled_caught:
             raise WorkerTimeoutError(
@@ -112,92 +100,76 @@ async def _answer(name: str, request: bytes, timeout: float) -> bytes:
         with anyio.move_on_after(timeout):
             (length,) = worker.LENGTH.unpack(await own.read(worker.LENGTH.size))
             answer = await own.read(length)
-            _idle.append(own)
+            idle.append(own)
             return answer
         raise WorkerTimeoutError(
             f"{name} was not done after {timeout:g} s in a worker process, which was killed"
         )
-    except ConnectionError:
-        raise WorkerError(f"the worker process of {name} {own.how()}") from None
+    except EOFError:
+        raise WorkerError(f"the worker process of {name} {own.process.how()}") from None
     except BaseException:
-        own.kill()
+        own.process.kill()
         raise
 
 
 class _Worker:
-    """One process, and the socket to it."""
+    """One process, which ends with the event loop."""
+
+    process: Process
+    living: asyncio.Task[None]
 
     def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair()
-        self._socket.setblocking(False)
-        with theirs:
-            self._process = started(
-                [sys.executable, "-P", worker.__file__, str(theirs.fileno())],
-                environment={"OMP_NUM_THREADS": "1", **os.environ},
-                descriptors=[theirs.fileno()],
-            )
-        self._hello = pickle.dumps((sys.path, _main()))
+        self._heard, self._news = bytearray(), asyncio.Event()
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether it can be called: it has neither closed the socket nor written unasked."""
-        with contextlib.suppress(BlockingIOError):
-            self._socket.recv(1, socket.MSG_PEEK)
-            return False
-        return True
+    @staticmethod
+    async def start(idle: "list[_Worker]") -> "_Worker":
+        """Start a worker, which is removed from the idle ones when it ends."""
+        own = _Worker()
+        own.process = await Process.start(
+            [sys.executable, "-P", worker.__file__],
+            {"OMP_NUM_THREADS": "1", **os.environ},
+            own._hear,
+            stderr=None,
+        )
+        own.living = asyncio.create_task(own._live(idle))
+        own.send(pickle.dumps((sys.path, _main())))
+        return own
 
-    async def send(self, message: bytes) -> None:
-        """Send a message, and before the first one what every worker is told."""
-        messages = [hello, message] if (hello := self._hello) else [message]
-        self._hello = b""
-        for each in messages:
-            loop = asyncio.get_running_loop()
-            await loop.sock_sendall(self._socket, worker.LENGTH.pack(len(each)) + each)
+    def send(self, message: bytes) -> None:
+        self.process.write(worker.LENGTH.pack(len(message)) + message)
 
     async def read(self, count: int) -> bytes:
         """Receive so many bytes.
 
         Raises:
-            ConnectionError: The process has ended.
+            EOFError: The process has ended.
         """
-        found = bytearray(count)
-        rest = memoryview(found)
-        while rest:
-            got = await asyncio.get_running_loop().sock_recv_into(self._socket, rest)
-            if not got:
-                raise ConnectionResetError
-            rest = rest[got:]
-        return bytes(found)
+        while len(self._heard) < count:
+            if self.process.exit_code is not None:
+                raise EOFError
+            self._news.clear()
+            await self._news.wait()
+        found = bytes(self._heard[:count])
+        del self._heard[:count]
+        return found
 
-    def kill(self) -> None:
-        """End it, with all processes that it has started."""
-        self._socket.close()
-        kill_group(self._process.pid)
-        if self._process.poll() is None:
-            _killed.append(self._process)
+    def _hear(self, piece: bytes) -> bool:
+        self._heard += piece
+        self._news.set()
+        return True
 
-    def how(self) -> str:
-        """Description of how it ended by itself."""
-        self.kill()
-        return how_ended(self._process.wait())
-
-
-_idle: list[_Worker] = []
-"""Idle workers, the last used one at the end."""
-_killed: list[subprocess.Popen[bytes]] = []
-"""Killed processes that have not been reaped yet."""
-os.register_at_fork(after_in_child=_idle.clear)
+    async def _live(self, idle: "list[_Worker]") -> None:
+        try:
+            await self.process.exited()
+        finally:
+            await self.process.end()
+        self._news.set()
+        if self in idle:
+            idle.remove(self)
 
 
-def _take() -> _Worker:
-    """A worker that is alive, the one used last if there is one."""
-    _killed[:] = [process for process in _killed if process.poll() is None]
-    while _idle:
-        last = _idle.pop()
-        if last.is_alive:
-            return last
-        last.kill()
-    return _Worker()
+_idle: RunVar[list[_Worker]] = RunVar("idle workers")
+"""Idle workers of an event loop, the last used one at the end."""
 
 
 def _main() -> tuple[str, str] | None:

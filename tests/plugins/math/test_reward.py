@@ -1,6 +1,5 @@
 """Mathematics is compared in a worker process, and what cannot be is 0 or a sentence."""
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
 from es_cookbook.plugins.math.reward import Math
-from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.rewards.base import graded
 from es_cookbook.rl.types import ANSWER
@@ -33,13 +31,10 @@ def verify(gold, found, timeout_seconds):
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A math_verify for workers that start from now on."""
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A math_verify for the workers of a test."""
     (tmp_path / "math_verify.py").write_text(STAND_IN)
     monkeypatch.syspath_prepend(str(tmp_path))
-    end_idle_workers()
-    yield
-    end_idle_workers()
 
 
 async def grade(text: str, answer: object, **options: float) -> Grade:

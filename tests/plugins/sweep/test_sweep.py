@@ -121,7 +121,7 @@ def test_a_run_whose_process_is_killed_is_reported_and_continues_later(tmp_path:
 
     thread = in_background(kill, tmp_path, "run-seed0")
     long = functools.partial(make, generations=4, held_by={0.1: held})
-    with pytest.raises(SweepError, match="run-seed0 so: its process was killed by signal 9"):
+    with pytest.raises(SweepError, match="run-seed0 so: its process was ended by SIGKILL"):
         sweep(settings(tmp_path), long, {})
     thread.join()
     (result,) = sweep(settings(tmp_path), long, {})

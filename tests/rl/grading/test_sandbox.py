@@ -81,7 +81,7 @@ async def test_no_more_run_at_a_time_than_there_are_cores_and_waiting_is_nobodys
 
     async def rollout() -> None:
         clocks.append(clock := Clock(watch))
-        with clock:
+        with clock.running():
             ran = await run_code("import time; time.sleep(0.25)")
             now = time.monotonic()
             spans.append((now - ran.seconds, now))
