@@ -1,4 +1,4 @@
-"""What every command does with every kind of run directory: the table of docs/runs.md.
+"""What every command does with every kind of run directory: the table of life.md.
 
 A run that can be read is never changed by a command that only reads, a refusal changes nothing, and
 whatever is done, no recorded line is lost.
@@ -26,7 +26,7 @@ from tests.said import after_start, typed
 from tests.tiny_run import TinyConfig, write_tiny_model
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/runs.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "tests/cli/life.md").read_text(encoding="utf-8")
 FILES = ("config.json", "history.jsonl", "metrics.jsonl", "rollouts.jsonl")
 COMMANDS = {
     "resume": [],
