@@ -47,7 +47,7 @@ from es_cookbook.engines.torch.lane import Answer, Lane, WorkQueue
 from es_cookbook.engines.torch.memory import CachePlan, check_weights_fit, trim, weight_bytes
 from es_cookbook.engines.torch.own import OwnForward
 from es_cookbook.engines.torch.prefix_cache import PrefixCache
-from es_cookbook.engines.torch.resident_weights import ResidentWeights, packed_bytes
+from es_cookbook.engines.torch.resident_weights import ResidentWeights
 from es_cookbook.engines.torch.slots import Forward, Work
 from es_cookbook.engines.vocabulary import Vocabulary
 from es_cookbook.evolution.genome import Genome, Step
@@ -87,11 +87,10 @@ def load(
         )
     configured = cast("torch.dtype | None", architecture.config.dtype)
     held = configured if dtype == "auto" else getattr(torch, dtype)
-    packed = (
-        packed_bytes(space, chosen_products(products, dtype, held, device), device) if held else 0
-    )
+    if held is not None:
+        chosen_products(products, dtype, held, device)  # refuses before the model is loaded
     size = (held or torch.float32).itemsize  # unset, the weights tell, which have at most 32 bits
-    check_weights_fit(model_name, weight_bytes(architecture, space, size, packed), device)
+    check_weights_fit(model_name, weight_bytes(architecture, space, size), device)
     model = load_causal_lm(model_name, dtype, device)
     space = search_space(parameter_infos(model), _read_adapter)
     return model, tokenizer, space, chosen_products(products, dtype, model.dtype, device)

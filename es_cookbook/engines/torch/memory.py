@@ -199,39 +199,25 @@ _ENDED_SHARE = 0.25
 """Share of the caches for blocks that no request reads, if the user leaves that open."""
 BYTES_OF_LOGIT = 8
 """Bytes of a logit of a row while a token is chosen: in float32, and before that in bfloat16."""
-INT8_BYTES = 1.125
-"""Bytes of a weight for products in int8, with its part of a scale (`kernels.int8`)."""
 _LEAST_CONTEXT = 512
 """Tokens below which a shorter context does not help, and the user is asked."""
 
 
-def weight_bytes(
-    model: PreTrainedModel, space: SearchSpace, size: int, packed: float = 0
-) -> tuple[int, int, int]:
+def weight_bytes(model: PreTrainedModel, space: SearchSpace, size: int) -> tuple[int, int, int]:
     """Memory of an engine's weights, with elements of `size` bytes.
 
-    Args:
-        model: a model, with or without its weights.
-        space: the parameters that genomes perturb.
-        size: bytes per element.
-        packed: bytes per element of packed copies of linear weights.
+    Packed copies are not counted: in bfloat16 they replace weights.
 
     Returns:
-        Bytes of the model as loaded; of what samples beside it, linear and perturbed weights and
-        packed copies; and of the centre, in float32.
+        Bytes of the model as loaded; of what samples beside it, linear and perturbed weights; and
+        of the centre, in float32.
     """
     linear = {p for module in model.modules() if is_linear(module) for p in module.parameters()}
-    copies = math.ceil(packed * sum(p.numel() for p in linear))
-    if packed == size:  # they free the weights' memory, unless other modules read these
-        ends = (model.get_input_embeddings(), model.get_output_embeddings())
-        kept = {end.weight for end in cast("list[nn.Linear]", ends)}
-        copies -= size * sum(p.numel() for p in linear if p not in kept and p.dim() > 1)
     tied = {cast("torch.nn.Embedding", model.get_input_embeddings()).weight}
     own = linear - tied | {p for name, p in named_weights(model) if name in space.shapes}
     perturbed = sum(torch.Size(shape).numel() for shape in space.shapes.values())
     elements = sum(p.numel() for p in model.parameters())
-    beside = sum(p.numel() for p in own)
-    return size * elements, copies + size * beside, 4 * perturbed
+    return size * elements, size * sum(p.numel() for p in own), 4 * perturbed
 
 
 def check_weights_fit(model_name: str, needed: tuple[int, int, int], device: torch.device) -> None:

@@ -33,7 +33,7 @@ from es_cookbook.engines.genome_terms import GenomeFactors, Slots
 from es_cookbook.engines.torch.kernels.experts import ExpertGroup
 from es_cookbook.engines.torch.kernels.modules import Path as RowPath
 from es_cookbook.engines.torch.kernels.products import packs
-from es_cookbook.engines.torch.memory import INT8_BYTES, trim
+from es_cookbook.engines.torch.memory import trim
 from es_cookbook.engines.torch.population_layers import LinearGroup, LowRankTable, PopulationModel
 from es_cookbook.evolution.centre import Centre, for_each, noise_device, on_gpu
 from es_cookbook.evolution.genome import Genome, Step
@@ -80,7 +80,8 @@ class ResidentWeights:
         self.model = self._new_model()
         self._dtypes = {name: parameter.dtype for name, parameter in named_weights(base)}
         self._products = path.products or base.dtype
-        self._packs = packed_bytes(space, self._products, base.device) > 0
+        narrow = self._products == torch.int8 or (self._products == torch.bfloat16 and packs())
+        self._packs = narrow and base.device.type == "cpu" and not space.is_dense
         if self._packs:
             self.model.pack()
             trim()
@@ -232,18 +233,6 @@ class ResidentWeights:
                 weight, names = self._quantised[name]
                 values = {kind: value(part).to(parameter.device) for kind, part in names.items()}
                 parameter.copy_(weight.moved(values).dequantised())
-
-
-def packed_bytes(space: SearchSpace, products: torch.dtype, device: torch.device) -> float:
-    """Bytes per element of the packed copies of the centre's weights that an engine computes with.
-
-    0 where there are none; genomes have none.
-    """
-    if space.is_dense or device.type != "cpu":
-        return 0
-    if products == torch.int8:
-        return INT8_BYTES
-    return products.itemsize if products == torch.bfloat16 and packs() else 0
 
 
 def _moving_layers(

@@ -292,10 +292,6 @@ class Int8Weight:
         self._bias = bias_of(bias, self._outputs)
         _pack(as_stored(weight.contiguous()), self._weight, self._weight.view(np.int32))
 
-    @property
-    def nbytes(self) -> int:
-        return self._weight.nbytes
-
     def __call__(self, x_T_K: torch.Tensor, live: int | None = None) -> torch.Tensor:
         """X Wᵀ + bias in float32, on this thread: (rows, in) -> (rows, out); see `multiply`."""
         x, product = x_T_K.detach().numpy(), torch.empty(len(x_T_K), self._outputs)
