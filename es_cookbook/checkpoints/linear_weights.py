@@ -11,7 +11,7 @@ other kinds are linear weights as well:
 An expert's matrix is a separate weight, named after the parameter with the expert's number in
 brackets, and is a view of that parameter. All that follows from a weight (noise, low-rank factors,
 the centre) then has two axes everywhere, and a weight keeps the rows and columns that it is stored
-with. Only who computes with a weight has to know whether it is transposed.
+with. Only code that computes with a weight has to know whether it is transposed.
 
 Left out: experts of classes that do not use the interface (Llama 4, JetMoE), whose parameters stay
 whole; subclasses of `nn.Linear` that compute something else (some routers); and embedding

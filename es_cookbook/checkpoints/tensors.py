@@ -188,7 +188,7 @@ class Snapshot:
     """A centre on the disk.
 
     Attributes:
-        generation: it is the centre after so many generations.
+        generation: number of generations after which it was the centre.
         fingerprint: fingerprint of the centre, as the file says.
         tensors: name -> float32 tensor, read when it is asked for.
     """

@@ -205,8 +205,8 @@ class Engine(Host):
         A single engine is its own host, for one block after the other.
 
         Args:
-            centre: the host has taken so many of the steps that the engine was given, from the base
-                on; None: all.
+            centre: number of steps that the host has taken of those given to the engine, from the
+                base on; None: all.
 
         Raises:
             EngineError: There is no engine left.

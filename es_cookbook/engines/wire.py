@@ -2,8 +2,8 @@
 
 Weights are never sent. A genome is its terms, about 20 bytes each. A request is a target (a
 resident genome, the centre or the base) and a question (a prompt, how to sample, a sampling seed),
-and most questions are asked of a whole population: so each question is sent once per batch, and so
-is each group of targets.
+and most questions go to a whole population: so each question is sent once per batch, and so is
+each group of targets.
 
 Messages are pickles of plain tuples. Nothing here is written to disk: both ends run one version.
 """

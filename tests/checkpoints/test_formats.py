@@ -38,7 +38,7 @@ def test_a_name_of_a_registered_format_is_a_model(
         model_directory("no-such:model")
 
 
-def test_a_format_that_cannot_be_used_is_told_once_and_all_else_is_read(
+def test_an_unusable_format_is_reported_once_and_others_are_read(
     register: Register, tiny_model: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = register({"formats": {"gguf": "shelf:Shelf", "gone": "gone:Gone", "my": "my:Shelf"}})
@@ -55,7 +55,7 @@ def test_a_format_that_cannot_be_used_is_told_once_and_all_else_is_read(
     assert "(of other 1.0)" in said
 
 
-def test_a_repository_is_told_from_what_is_here(tmp_path: Path) -> None:
+def test_repositories_are_distinguished_from_local_paths(tmp_path: Path) -> None:
     assert hub_repository("owner/name") == hub_repository("owner/name:file.gguf") == "owner/name"
     assert hub_repository("gpt2") == "gpt2"
     assert hub_repository(str(tmp_path)) is None

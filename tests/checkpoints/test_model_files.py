@@ -70,7 +70,7 @@ def test_an_index_names_files_of_its_model_alone(tmp_path: Path, name: str) -> N
         weight_paths(str(model))
 
 
-def test_what_cannot_be_had_is_one_sentence(hub: HubServer, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_fetched_is_one_sentence(hub: HubServer, tmp_path: Path) -> None:
     hub.fail_with = 500
     with pytest.raises(ModelError) as caught:
         load_tokenizer(NAME)
@@ -119,7 +119,7 @@ def test_a_name_that_can_be_nothing_is_refused(name: str) -> None:
         model_directory(name)
 
 
-def test_an_adapter_and_a_file_are_named_for_what_they_are(tmp_path: Path) -> None:
+def test_an_adapter_or_a_file_as_a_model_is_refused_as_such(tmp_path: Path) -> None:
     (tmp_path / "sft").mkdir()
     config = tmp_path / "sft/adapter_config.json"
     config.write_text('{"base_model_name_or_path": "me/base"}')

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_parameters_are_told_by_kind_and_tied_ones_once(
+def test_parameters_have_kinds_and_tied_ones_appear_once(
     tiny_model: Callable[[str], Path], family: str
 ) -> None:
     model = load_causal_lm(str(tiny_model(family)), "float32", CPU)
@@ -63,7 +63,7 @@ def _weights(path: Path) -> dict[str, torch.Tensor]:
     return load_file(path / "model.safetensors")
 
 
-def test_how_the_files_are_split_does_not_change_what_a_base_is(
+def test_the_identity_of_a_base_does_not_depend_on_how_its_files_are_split(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     whole = tiny_model("llama")
@@ -124,7 +124,7 @@ def test_another_tokenizer_is_another_base(
     assert found[0] == expected[0] and found[1] != expected[1]
 
 
-def test_what_has_no_weights_or_no_tokenizer_is_no_base(
+def test_a_base_without_weights_or_tokenizer_is_refused(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     path = _copy(tiny_model("qwen2"), tmp_path / "model")
@@ -164,7 +164,7 @@ def test_parameters_that_stay_in_float32_are_read_so(tmp_path: Path, dtype: str)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt2", "qwen3_moe"])
-def test_the_form_that_checkpoints_store_is_what_they_hold(tmp_path: Path, family: str) -> None:
+def test_the_stored_form_is_that_of_checkpoints(tmp_path: Path, family: str) -> None:
     path = make_linear_model(family, tmp_path / "model")
     parameters = load_causal_lm(str(path), "auto", CPU).named_parameters()
     as_stored = stored_form(load_architecture(str(path)))

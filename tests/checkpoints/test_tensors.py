@@ -31,7 +31,7 @@ def test_it_is_the_librarys_own_file_byte_for_byte(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == save(contiguous, {"format": "pt"})
 
 
-def test_what_does_not_keep_to_the_announcement_is_refused(tmp_path: Path) -> None:
+def test_missing_tensors_and_other_shapes_are_refused(tmp_path: Path) -> None:
     kinds = {"a": (torch.float32, (2,)), "b": (torch.float32, (2,))}
     with (
         pytest.raises(ValueError, match="b was announced and never written"),

@@ -179,7 +179,7 @@ def test_temperature_0_takes_the_most_probable_token_whatever_the_seed_and_top_p
     assert tokens[::3] == tokens[1::3] == tokens[2::3]
 
 
-def test_the_most_probable_tokens_are_told_beside_given_ones(
+def test_tops_are_the_most_probable_tokens_beside_given_ones(
     engine: Running, reference: Reference
 ) -> None:
     given_T = tuple(range(3, 12))
@@ -259,7 +259,7 @@ class Heard(Progress):
         self.told.append(tuple(tokens_T))
 
 
-def test_who_follows_is_told_the_tokens_as_they_come(engine: Running, hot_action: Hot) -> None:
+def test_progress_receives_tokens_while_they_are_sampled(engine: Running, hot_action: Hot) -> None:
     action, asked = hot_action
     heard, quiet = Heard(), Progress()
     followed = [dataclasses.replace(asked, progress=each) for each in (heard, quiet)]
@@ -268,7 +268,7 @@ def test_who_follows_is_told_the_tokens_as_they_come(engine: Running, hot_action
     assert all(told == action.tokens_T[: len(told)] for told in heard.told)
 
 
-def test_cached_tokens_of_a_prompt_are_told(engine: Running) -> None:
+def test_progress_receives_the_number_of_cached_tokens(engine: Running) -> None:
     prompt_T = long_prompt(7)[::-1]
     first, again = Progress(), Progress()
     for progress in (first, again):

@@ -208,7 +208,7 @@ raise RuntimeError("none of them is closed")
 """
 
 
-def test_in_a_process_of_its_own_a_pool_says_what_is_missing_and_starts_and_ends_its_ray() -> None:
+def test_a_pool_in_a_fresh_process_says_what_is_missing_and_starts_and_ends_its_ray() -> None:
     environment = os.environ | {"RAY_ADDRESS": "127.0.0.1:2"}
     command = [sys.executable, "-c", ALONE]
     said = subprocess.run(

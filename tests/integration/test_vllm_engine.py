@@ -237,7 +237,7 @@ def test_logprobs_of_a_continuation_up_to_the_full_context(low_rank: Running) ->
             reference.check_logprobs(*case, logprobs)
 
 
-def test_a_genomes_next_turn_goes_on_from_its_own_cache_and_never_anothers(
+def test_a_genomes_next_turn_continues_from_its_own_cache_only(
     low_rank: Running, model: Callable[[str], Path]
 ) -> None:
     engine = low_rank.engine
@@ -295,7 +295,7 @@ def test_a_cancelled_request_is_aborted_in_vllm(
     low_rank.load(genomes(2))  # Nothing is in flight any more.
 
 
-def test_what_cannot_be_served_is_refused_and_the_rest_goes_on(low_rank: Running) -> None:
+def test_wrong_requests_are_refused_and_others_are_answered(low_rank: Running) -> None:
     low_rank.load(genomes(2))
     with pytest.raises(EngineError, match=r"6 genomes do not fit.*hosts 5.*engine\.max_genomes"):
         low_rank.load(genomes(6))
@@ -315,7 +315,7 @@ def test_what_cannot_be_served_is_refused_and_the_rest_goes_on(low_rank: Running
     assert low_rank.sample([request(0, (5,), max_tokens=1)])
 
 
-def test_ranks_of_a_tensor_parallel_engine_have_together_what_one_has(
+def test_a_tensor_parallel_engine_answers_as_a_single_rank_does(
     model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     path, space = model("llama"), LowRank(rank=2)
@@ -381,7 +381,7 @@ async def test_an_argument_that_vllm_does_not_have_is_named(model: Callable[[str
 
 
 @pytest.mark.anyio
-async def test_without_vllm_it_says_what_to_install(
+async def test_without_vllm_the_error_says_what_to_install(
     model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [n for n in sys.modules if n == "vllm" or n.startswith("vllm.")]:

@@ -66,9 +66,7 @@ def test_a_run_whose_vllm_fails_says_why_and_leaves_the_rest_in_its_log(tmp_path
     assert "failing_processor.py" in log and "in run_busy_loop" in log, "vLLM's own traceback"
 
 
-def test_a_killed_process_is_told_in_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_process_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_LOGGING_LEVEL", raising=False)  # or vLLM's own words would be shown
     path = make_vllm_model("qwen2", tmp_path / "model")
     before = set(psutil.Process().children(recursive=True))

@@ -67,7 +67,7 @@ async def test_a_processor_without_the_product_is_refused_before_vllm_starts(
 
 @needs_product
 @pytest.mark.parametrize("made_by", sampled([*MADE, "the command quantise"], 2))
-async def test_what_the_torch_engine_evolved_is_a_base_for_adapters_in_vllm(
+async def test_a_model_evolved_by_the_torch_engine_is_a_base_for_adapters_in_vllm(
     tmp_path: Path, made_by: str
 ) -> None:
     model, quantised = make_vllm_model("qwen2", tmp_path / "model"), tmp_path / "quantised"

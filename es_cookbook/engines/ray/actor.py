@@ -98,7 +98,7 @@ class EngineActor:
             self._tasks[number] = asyncio.create_task(self._answer(number, request))
 
     async def cancel(self, numbers: Sequence[int]) -> None:
-        """Stop working on these requests, as far as they are not answered yet."""
+        """Stop working on those of these requests that are not answered yet."""
         for number in numbers:
             if number in self._tasks:
                 self._tasks[number].cancel()

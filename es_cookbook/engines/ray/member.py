@@ -228,7 +228,7 @@ class Ledger:
         products: dtype of the products of the engine that was built first, once there is one.
         steps: steps from the base to now, as bytes.
         snapshot: path of an earlier centre, for engines that can read it.
-        fingerprints: number of steps -> fingerprint after them, as far as it is known.
+        fingerprints: number of steps -> fingerprint after them, where known.
         counters: engines `restarted`, `requests` answered and `tokens` sampled; `sent_bytes`
             without Ray's own envelopes, and of these `question_bytes`: prompts, how to sample them,
             and seeds; of engines that count them, prompt tokens as in `TorchEngine.stats`.
@@ -321,7 +321,7 @@ class Member:
         """Take the pool's steps that this engine lacks. Returns the fingerprint.
 
         Args:
-            until: be where the pool was after so many steps, also from beyond; None: all.
+            until: number of steps, which may be fewer than it has taken; None: all.
 
         Raises:
             EngineLostError: It is lost.
@@ -344,7 +344,7 @@ class Member:
         """Set the centre to the base moved by the pool's steps. Returns the fingerprint.
 
         Args:
-            until: the first so many; None: all.
+            until: number of steps; None: all.
             from_base: take no snapshot, which here may be another file than elsewhere.
 
         Raises:

@@ -347,7 +347,7 @@ class RayPool(_AskingHost, Engine):
         return await self._moved(len(plain))
 
     async def _moved(self, position: int) -> int:
-        """The fingerprint after so many steps; lost engines are started again, all of them."""
+        """The fingerprint after `position` steps; all lost engines are started again."""
         while position not in self._ledger.fingerprints:  # All that were to move are lost.
             await self._any_member()
             member = await self.borrow()
@@ -363,7 +363,7 @@ class RayPool(_AskingHost, Engine):
         return self._ledger.fingerprints[position]
 
     async def bring(self, member: Member, centre: int) -> None:
-        """Bring a lent engine to the pool's centre after so many steps.
+        """Bring a lent engine to the pool's centre after `centre` steps.
 
         Raises:
             EngineLostError: It is lost.
@@ -405,8 +405,8 @@ class RayPool(_AskingHost, Engine):
     async def _ask(self, request: Request) -> Action | list[float]:
         if isinstance(request.target, int):
             raise RequestError(
-                f"genome {request.target} was asked of a pool, which answers for the centre and "
-                "the base; genomes are asked where they are lent a place"
+                f"genome {request.target} was requested from a pool, which answers for the centre "
+                "and the base; genomes answer on the engines that `lend` returns"
             )
         while True:
             with suppress(EngineLostError):  # Another may know.
@@ -518,7 +518,7 @@ class RayPool(_AskingHost, Engine):
 class _LentHost(_AskingHost):
     """An engine that a block has borrowed; if it is lost, the block goes to another.
 
-    `centre` is where the block's genomes stand: after so many steps, or after all if None.
+    `centre` is the number of steps before the block's genomes; None: all.
     """
 
     def __init__(self, pool: RayPool, member: Member, centre: int | None) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from es_cookbook.engines.torch.kernels.attention import STEP, Looks, attend
+from es_cookbook.engines.torch.kernels.attention import STEP, AttentionSettings, attend
 from es_cookbook.engines.torch.kernels.modules import NO_FACTORS, NO_NORMS, LinearOutputs, rows_of
 
 _IMPLIED_BY_ROWS = ("position_ids", "cache_position")
@@ -68,7 +68,7 @@ class AttentionLayer:
     softcap: float | None = None
 
     @property
-    def looks(self) -> Looks:
+    def settings(self) -> AttentionSettings:
         """The same as kernels take it."""
         return self.scale, self.softcap or 0.0, self.window or 0
 
@@ -255,7 +255,7 @@ class KernelRows:
         cos_T_N, sin_T_N = (each[0].numpy() for each in rotary)
         rows = rows_of(y_T_N), rows_of(x_T_N), factors, (cos_T_N, sin_T_N), norms
         cache = rows_of(keys), rows_of(values)
-        attend(rows, cache, self._where, layer.looks, heads, rows_of(out_T_N))
+        attend(rows, cache, self._where, layer.settings, heads, rows_of(out_T_N))
 
 
 def _attend(

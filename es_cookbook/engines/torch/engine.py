@@ -134,7 +134,7 @@ class TorchEngineBuilder(ModelEngineBuilder):
 
     @override
     def context_length(self, model: "PreTrainedModel") -> int:
-        """As for all engines, but only as far as rotary positions are the same for any batch.
+        """As for all engines, up to the length at which rotary positions depend on the batch.
 
         Raises:
             ConfigError: The user asks for more.

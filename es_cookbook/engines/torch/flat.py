@@ -40,11 +40,11 @@ from es_cookbook.engines.torch.slots import Forward, SlotTable, Work, token_logp
 
 
 def new_cache(device: torch.device, num_blocks: int, kept: torch.dtype) -> TokenCache:
-    """A cache of so many blocks; `kept` is its dtype on the CPU."""
+    """A cache of `num_blocks` blocks; `kept` is its dtype on the CPU."""
     return (KernelCache if device.type == "cpu" else TokenCache)(num_blocks, kept)
 
 
-_NOBODYS = -1
+_NO_SEQUENCE = -1
 
 
 class FlatForward(Forward):
@@ -151,7 +151,7 @@ class FlatForward(Forward):
         tokens = torch.from_numpy(table.newest[:n]).to(self.device)
         genomes = table.genome_of_block[: n // ROWS_PER_BLOCK]
         factors = self.factors_of_blocks(genomes)
-        slots = torch.from_numpy(np.where(table.active[:n], np.arange(n), _NOBODYS))
+        slots = torch.from_numpy(np.where(table.active[:n], np.arange(n), _NO_SEQUENCE))
         if isinstance(self._cache, KernelCache):
             attention = KernelRows(slots, positions, self._runs, self._cache)
         else:
@@ -342,7 +342,7 @@ class _FlatRows:
         if not isinstance(cache, KernelCache):
             rows = self.starts, self.lengths, [span.first for span in self._spans]
             return PrefillRows(rows, self.tokens_T.device, cache, table, sequences)
-        sequences_T = torch.full_like(self.tokens_T, _NOBODYS)
+        sequences_T = torch.full_like(self.tokens_T, _NO_SEQUENCE)
         for sequence, start, length in zip(sequences, self.starts, self.lengths, strict=True):
             sequences_T[start : start + length] = sequence
         return KernelRows(sequences_T, self.positions_T, table, cache)

@@ -220,7 +220,9 @@ class TorchEngine(Engine):
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         """Low rank: fills tables. Dense: a set of weights per genome."""
         with self._usage.changing("load genomes"):
-            self._prefixes.clear(lambda who: isinstance(who, int))  # the centre stays where it is
+            self._prefixes.clear(
+                lambda target: isinstance(target, int)
+            )  # the centre stays where it is
             await asyncio.to_thread(self._weights.load, genomes_G)
 
     @override

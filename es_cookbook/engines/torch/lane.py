@@ -31,7 +31,7 @@ from es_cookbook.rl.types import Action
 _PATIENCE = 8
 """Decode steps after which a waiting request is admitted even if few are."""
 _UNTIL_OTHERS_END = 0.01
-"""Seconds before a lane that runs nothing looks again whether others have left it memory."""
+"""Seconds before an idle lane checks again whether others have freed memory."""
 _BATCHES_BEFORE_YIELD = 4
 """A lane turns to another model that has work after this many times its slots."""
 

@@ -45,8 +45,8 @@ class CacheSize:
     fixed: int
     per_token: int
 
-    def of(self, num_tokens: int) -> int:
-        """Bytes of a request of so many tokens."""
+    def request(self, num_tokens: int) -> int:
+        """Bytes of a request of `num_tokens` tokens."""
         return self.fixed + self.per_token * num_tokens
 
 
@@ -119,7 +119,7 @@ def flat_cache_size(
         if isinstance(mask, torch.Tensor):
             raise Unfit("it makes its own mask")
         if callable(mask) and not _is_causal(cast(_Mask, mask), window, context_length):
-            raise Unfit("its attention looks back otherwise than over a window")
+            raise Unfit("its attention mask is not that of a causal window")
     bytes_of_layer = {i: _bytes_of_token(key, value, on_cpu) for i, key, value, *_ in noted}
     if layers is None:
         return CacheSize(0, sum(bytes_of_layer.values()))
@@ -291,19 +291,19 @@ class CachePlan:
     @property
     def num_idle_blocks(self) -> int:
         """Blocks of a shared cache that no request reads, at most."""
-        blocks = self.idle_bytes // self.size.of(STEP)
+        blocks = self.idle_bytes // self.size.request(STEP)
         return max(1, blocks) if self.idle_bytes else 0
 
     @property
     def num_blocks(self) -> int:
         """Blocks of a shared cache, with room for a request of the whole context."""
-        running = self.num_lanes * self.lane_bytes // self.size.of(STEP)
+        running = self.num_lanes * self.lane_bytes // self.size.request(STEP)
         least = ROWS_PER_BLOCK * -(-self.context_length // STEP)
         return 1 + max(running, least) + self.num_idle_blocks
 
     def num_slots(self, length: int) -> int:
-        """Requests of so many tokens that a lane has room for, in whole blocks."""
-        slots = min(self.max_rows, self.lane_bytes // self.size.of(length))
+        """Requests of `length` tokens that a lane has room for, in whole blocks."""
+        slots = min(self.max_rows, self.lane_bytes // self.size.request(length))
         return max(ROWS_PER_BLOCK, slots // ROWS_PER_BLOCK * ROWS_PER_BLOCK)
 
 
@@ -366,7 +366,7 @@ class Memory:
         Raises:
             ConfigError: Not even one block of rows fits; says what would.
         """
-        least = ROWS_PER_BLOCK * size.of(context_length)
+        least = ROWS_PER_BLOCK * size.request(context_length)
         num_lanes = max(1, min(num_lanes, self.cache_bytes // least))
         if self.cache_bytes < least:
             fits = (self.cache_bytes // ROWS_PER_BLOCK - size.fixed) // size.per_token

@@ -221,7 +221,7 @@ def _in_blocks(works: Sequence[Work]) -> tuple[list[Work], int]:
 
 
 def bytes_of_cache(module: PreTrainedModel, path: Path, num_tokens: int) -> int:
-    """Bytes of what a model keeps of one request of so many tokens, found by running it.
+    """Bytes of a model's cache for one request of `num_tokens` tokens, found by running it.
 
     Raises:
         Unfit: It keeps nothing.
@@ -251,7 +251,7 @@ def _inputs(
 ) -> dict[str, object]:
     """Inputs for a model's forward: the tokens not in the cache, or all without one.
 
-    With `keep`, so many of the last tokens have logits, and nothing is cached.
+    With `keep`, that many of the last tokens have logits, and nothing is cached.
     """
     takes = _takes(type(module).forward)
     inputs: dict[str, object] = {"input_ids": tokens_B_L}

@@ -33,7 +33,8 @@ class _Node:
     """Tokens with which sequences continue.
 
     Attributes:
-        who: their target; their first position, `first`; and where they lie.
+        target: target that they belong to.
+        first: position of the first token; `runs` say where they lie.
         blocks: blocks in which they lie.
         parent: node before this one; None for the root, which has no tokens.
         owner: the lane that computes them, until they are there.
@@ -42,7 +43,7 @@ class _Node:
         gone: it has left the tree.
     """
 
-    who: Hashable
+    target: Hashable
     tokens_T: tuple[int, ...] = ()
     first: int = 0
     runs: tuple[Run, ...] = ()
@@ -103,12 +104,12 @@ class PrefixCache:
         self._roots: dict[Hashable, _Node] = {}
         self._stay: dict[_Node, None] = {}  # the one used last comes last, none before its children
 
-    def clear(self, whose: Callable[[Hashable], bool] = lambda _: True) -> None:
+    def clear(self, which: Callable[[Hashable], bool] = lambda _: True) -> None:
         """Drop all that is kept of some targets: their weights change."""
         with self._lock:
             self.version += 1
-            for who in [who for who in self._roots if whose(who)]:
-                self._remove(self._roots.pop(who))
+            for target in filter(which, list(self._roots)):
+                self._remove(self._roots.pop(target))
 
     def take(self, work: Work, owner: object) -> Lease | None:
         """Blocks for a request, whose new tokens `owner` computes; None if there is no room now."""
@@ -150,7 +151,7 @@ class PrefixCache:
         with self._lock:
             node = lease.node
             if keep and node is not None and not node.gone:
-                root = self._roots[node.who]
+                root = self._roots[node.target]
                 path = self._find(root, keep, len(keep), None)
                 last = path[-1] if path else root
                 if last.end < len(keep):
@@ -200,7 +201,7 @@ class PrefixCache:
         first, end = parent.end, parent.end + len(tokens_T)
         lies = _within(runs, first, end)
         blocks = _blocks(lies, first, end)
-        node = _Node(parent.who, tokens_T, first, lies, blocks, parent, owner)
+        node = _Node(parent.target, tokens_T, first, lies, blocks, parent, owner)
         parent.children[node.key] = node
         for block in node.blocks:
             self._keepers[block] += 1
@@ -251,7 +252,7 @@ class PrefixCache:
         return False
 
     def _allocate(self, number: int) -> list[int] | None:
-        """So many free blocks, in order, now read; None if there are not as many."""
+        """Take `number` free blocks, in order, for reading; None if there are fewer."""
         while self._num_taken + number >= self._cache.num_blocks:
             if not self._let_go():
                 return None

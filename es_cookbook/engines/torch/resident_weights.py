@@ -335,7 +335,7 @@ class GenomeTables:
 
 
 def elements_of_row(group: LinearGroup | ExpertGroup, rank: int, num_members: int) -> int:
-    """Size of one genome's factors of this rank, for so many perturbed layers of a group."""
+    """Size of one genome's factors of this rank, for `num_members` perturbed layers of a group."""
     return sum(map(math.prod, _row_shapes(group, rank, num_members)))
 
 
@@ -351,7 +351,7 @@ def _row_shapes(
 
 
 def _padded(size: int) -> int:
-    """Padded length of so many ranks or outputs in a table, so that bits depend on no position.
+    """Padded number of ranks or outputs in a table, so that bits depend on no position.
 
     Sizes that no kernel of the BLAS cuts into registers stay as they are.
     """

@@ -41,7 +41,7 @@ SCORED_BYTES, SCORED_BYTES_OF_GPU = 1 << 27, 1 << 31
 """Bytes of float32 logits computed at a time when scoring: with a large vocabulary enough rows for
 a product to be as fast as with more, 128 of 262,144 tokens. GPUs want more rows."""
 _BYTES_OF_LOGIT = 4
-_NOBODY = -1
+_NO_GENOME = -1
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -113,7 +113,7 @@ class SlotTable:
         self.tokens = np.zeros((num_slots, slot_length), np.int64)
         self.logprobs = np.zeros((num_slots, slot_length), np.float32)
         self.uniforms = np.zeros((num_slots, slot_length))
-        self.genome_of_block = np.full(num_slots // ROWS_PER_BLOCK, _NOBODY)
+        self.genome_of_block = np.full(num_slots // ROWS_PER_BLOCK, _NO_GENOME)
         # State that must be 0 in idle slots, which still take part in decode batches.
         self._cleared = (self.active, self.position, self.newest, self.temperature)
         self._cleared += (self.wants_logprobs, self.has_stops, self.followed)
@@ -137,13 +137,13 @@ class SlotTable:
         free: dict[int, int] = {}
         blocks = zip(self.genome_of_block.tolist(), free_of_block.tolist(), strict=True)
         for genome, number in blocks:
-            if genome != _NOBODY and number:
+            if genome != _NO_GENOME and number:
                 free[genome] = free.get(genome, 0) + number
         return free
 
     def num_empty_blocks(self) -> int:
         """Blocks that belong to no genome."""
-        return int((self.genome_of_block == _NOBODY).sum())
+        return int((self.genome_of_block == _NO_GENOME).sum())
 
     def place(self, works: Sequence[Work]) -> list[int]:
         """Give each request a slot of its genome, in empty blocks if need be. Returns the slots."""
@@ -153,10 +153,10 @@ class SlotTable:
         placed: list[int] = []
         for work in works:
             if not free.get(work.row):
-                first = free[_NOBODY][-1]
+                first = free[_NO_GENOME][-1]
                 self.genome_of_block[first // ROWS_PER_BLOCK] = work.row
-                free[work.row] = free[_NOBODY][: -ROWS_PER_BLOCK - 1 : -1][::-1]
-                del free[_NOBODY][-ROWS_PER_BLOCK:]
+                free[work.row] = free[_NO_GENOME][: -ROWS_PER_BLOCK - 1 : -1][::-1]
+                del free[_NO_GENOME][-ROWS_PER_BLOCK:]
             slot = free[work.row].pop()
             self._fill(slot, work)
             placed.append(slot)
@@ -186,7 +186,7 @@ class SlotTable:
         for array in self._cleared:
             array[slots] = 0
         empty = ~self.active.reshape(-1, ROWS_PER_BLOCK).any(axis=1)
-        self.genome_of_block[empty] = _NOBODY
+        self.genome_of_block[empty] = _NO_GENOME
 
     def accept(self, slots: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray | None) -> None:
         """Take one newly sampled token for each of these slots."""
@@ -219,7 +219,7 @@ class SlotTable:
         """Move slots to the front in this order; the rest become idle."""
         blocks = order[::ROWS_PER_BLOCK] // ROWS_PER_BLOCK
         genomes = self.genome_of_block[blocks].copy()
-        self.genome_of_block[:] = _NOBODY
+        self.genome_of_block[:] = _NO_GENOME
         self.genome_of_block[: len(genomes)] = genomes
         self.works = [self.works[slot] for slot in order.tolist()]
         self.works += [None] * (self.num_slots - len(order))
@@ -256,7 +256,7 @@ class Forward(ABC):
         return logits if self._never is None else keep_tokens(logits, self._never)
 
     def fit(self, num_slots: int, slot_length: int) -> None:
-        """Make room for so many requests of so many tokens, if it has to be made beforehand."""
+        """Allocate `num_slots` slots of `slot_length` tokens, if that is needed."""
         del num_slots, slot_length
 
     def turn_to(self, model: PopulationModel) -> None:

@@ -6,16 +6,16 @@ place of the model's weights, one at a time (`Turnstile`). The last slot stays z
 centre, and every request names a slot, because some builds of vLLM give a request without an
 adapter another request's.
 
-Prefix caching is on, and right: every request carries a salt that names the weights which answer
-it, so that nothing that other weights left in the cache is ever found.
+Prefix caching is on: every request carries a salt that names the weights which answer it, so that
+it never finds what other weights left in the cache.
 
-A request is a function of (centre, genome, prompt, sampling seed), as far as vLLM's kernels are of
-the batch: a rare near-tie may flip a token where they are not. Where you need every bit,
-VLLM_BATCH_INVARIANT=1 makes them so on recent NVIDIA GPUs, and engine=torch is so on the CPU.
+A request is a function of (centre, genome, prompt, sampling seed) if vLLM's kernels do not depend
+on the batch; where they do, a rare near-tie may flip a token. For equal bits in any batch, set
+VLLM_BATCH_INVARIANT=1 on recent NVIDIA GPUs, or use engine=torch on the CPU.
 
-Requests that need other weights take turns: those that need the set that is there go through
-together; the others wait until no request is inside, and then the set with the longest wait comes
-in. Requests that are inside wait for vLLM only, so every set has its turn as long as requests end.
+Requests that need other weights take turns: those that need the current set run together; the
+others wait until none is running, and then the set with the longest wait is loaded. Running
+requests wait for vLLM alone, so every set gets its turn as long as requests end.
 """
 
 import asyncio

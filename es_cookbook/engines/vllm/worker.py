@@ -162,7 +162,7 @@ class GenomeWorker:
         for slot in range(num_slots):
             manager.add_dummy_lora(slot_request(slot), 1)
             manager._adapter_manager.activate_adapter(slot + 1)
-        # Before each step vLLM looks whether the batch's adapters are there, one by one; they are.
+        # Before each step vLLM checks that the batch's adapters are there, one by one; they are.
         vars(manager)["_apply_adapters"] = _nothing
 
 

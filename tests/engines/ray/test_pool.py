@@ -94,7 +94,7 @@ async def test_whenever_an_engine_dies_the_answers_are_the_same(dies_in: list[st
 
 
 @pytest.mark.parametrize("fault", ["fail", "hang", "unforeseen"])
-async def test_an_engine_that_fails_once_is_brought_back_and_nobody_notices(
+async def test_an_engine_that_fails_once_is_restarted_and_answers_are_the_same(
     tmp_path: Path, fault: str
 ) -> None:
     builder = LightEngineBuilder(fault=fault, flag=str(tmp_path / "flag"))
@@ -117,7 +117,7 @@ async def test_the_centre_is_answered_for_by_all_engines_and_logprobs_too() -> N
         await asyncio.sleep(0)
         assert [host.mailbox.num_unanswered for host in pool.members] == [20, 20]
         await asyncio.gather(*many)
-        with pytest.raises(RequestError, match="genome 1 was asked of a pool"):
+        with pytest.raises(RequestError, match="genome 1 was requested from a pool"):
             await texts(pool, asked(1))
         with pytest.raises(EngineError, match="use its `lend`"):
             await pool.load(GENOMES)
@@ -208,7 +208,7 @@ async def test_a_step_goes_to_engines_that_are_free_and_to_others_before_their_n
         assert cluster.calls.count("apply") == 2
 
 
-async def test_a_block_that_loses_its_engine_goes_back_with_another_to_its_own_centre() -> None:
+async def test_a_block_that_loses_its_engine_continues_on_another_at_its_own_centre() -> None:
     cluster = NearCluster()
     async with near_pool(cluster, engines=2, max_restarts=0) as pool:
         async with pool.lend(0) as behind:
@@ -276,7 +276,7 @@ async def test_an_engine_that_differs_is_restored_and_named_if_it_differs_again(
     once = LightEngineBuilder(fault="drift", flag=str(tmp_path / "once"))
     async with near_pool(NearCluster(), engines=engines, builder=once) as pool:
         assert await pool.apply(STEPS[0]) == right
-        # Of two nobody knows which is right; of more, most are.
+        # With two there is no majority.
         assert caplog.text.count("it is restored") == (2 if engines == 2 else 1)
         assert await texts(pool, asked("centre")) == await expected(STEPS[:1], "centre")
     again = LightEngineBuilder(fault="drifts on", flag=str(tmp_path / "again"))
@@ -342,13 +342,13 @@ async def test_closing_ends_requests_in_flight_and_twice_is_harmless() -> None:
         ),
     ],
 )
-def test_what_cannot_work_is_refused(fields: dict[str, Any], sentence: str) -> None:
+def test_wrong_options_are_refused(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
         RayPoolBuilder(**fields)
     assert str(caught.value) == sentence
 
 
-async def test_without_ray_the_user_is_told_what_to_install(
+async def test_without_ray_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)

@@ -151,7 +151,7 @@ def _fill(
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf, 3e38])
 @pytest.mark.parametrize("by_kernel", [True, False])
-def test_what_a_slot_held_before_makes_no_difference(broken: float, by_kernel: bool) -> None:
+def test_earlier_contents_of_a_slot_make_no_difference(broken: float, by_kernel: bool) -> None:
     # A genome whose numbers overflow left NaN, and 0 x NaN is NaN in whoever came next.
     layer = AttentionLayer(0, 0.3)
     prompt, newest = _rows(5, seed=1), _rows(16, seed=2)

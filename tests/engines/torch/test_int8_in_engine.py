@@ -70,7 +70,7 @@ async def test_answers_are_near_those_of_products_in_float32(
     assert torch.corrcoef(torch.stack(of_genome))[0, 1] > 0.98
 
 
-async def test_steps_move_what_is_rounded_and_are_themselves_exact(
+async def test_steps_are_exact_and_the_moved_weights_are_rounded_again(
     model: Path, tmp_path: Path
 ) -> None:
     scores = [LogprobsRequest("centre", (5, 6, 7), ANSWER)]

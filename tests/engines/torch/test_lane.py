@@ -90,7 +90,7 @@ async def test_a_cancelled_request_frees_its_slot_and_leaves_the_others_alone(
         assert spent < 20 * (CONTEXT - 1) / 2, "cancelled requests were run to their end"
 
 
-async def test_a_lane_that_raises_while_decoding_fails_only_what_it_had(
+async def test_a_lane_that_raises_while_decoding_fails_only_its_own_requests(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward = PopulationModel.forward

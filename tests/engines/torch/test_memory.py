@@ -59,7 +59,7 @@ def test_a_context_that_the_user_asks_for_is_not_shortened() -> None:
         plan(Memory(context, None, None, 0), may_shorten=False)
 
 
-def test_options_that_are_given_hold_whatever_is_free() -> None:
+def test_given_options_hold_for_any_free_memory() -> None:
     memory = Memory(100 * GIB, 0.5, 0.25)
     assert (memory.cache_bytes, memory.genome_bytes) == (GIB // 2, GIB // 4)
     assert (memory.prefix_bytes, Memory(100 * GIB, 0.5, 0.25, 0.0).prefix_bytes) == (

@@ -53,7 +53,7 @@ async def test_a_class_of_transformers_is_right_or_refused_as_the_page_says(name
         await engine.close()
 
 
-def test_leaving_out_what_is_read_outside_of_its_layer_frees_the_batch() -> None:
+def test_excluding_weights_read_outside_of_their_layer_allows_mixed_batches() -> None:
     """By the patterns that the page names, to the paths that it names."""
     rows = re.findall(r"^\| (.*) \| `'(.*)'` \| (.*) \|$", TEXT, flags=re.MULTILINE)
     families = {"Mamba", "Falcon-Mamba", "Jamba", "LongCat-Flash"}

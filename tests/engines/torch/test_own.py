@@ -147,7 +147,7 @@ async def test_a_cohort_may_end_at_its_first_tokens(models: Path) -> None:
     await _check(models / HYBRID, LowRank(), _requests(40, max_tokens=(1,)), **SMALL)
 
 
-async def test_what_fails_before_a_request_is_taken_fails_those_that_wait_and_not_the_lane(
+async def test_a_failure_before_requests_are_taken_fails_waiting_requests_and_not_the_lane(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_engine(models / HYBRID, LowRank(), **SMALL) as engine:

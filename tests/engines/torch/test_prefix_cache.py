@@ -56,7 +56,7 @@ def test_the_longest_common_beginning_is_shared_among_many() -> None:
     assert _first(prefixes, 0, 1, 2, 3) == 0, "another genome's"
 
 
-def test_what_one_request_had_alone_goes_with_it_and_what_two_had_stays() -> None:
+def test_prefixes_of_one_request_are_freed_with_it_and_shared_ones_stay() -> None:
     prefixes = _prefixes()
     one = _take(prefixes, _work(0, (1, 2, 3, 4, 0)))
     prefixes.give_back(one)
@@ -67,7 +67,7 @@ def test_what_one_request_had_alone_goes_with_it_and_what_two_had_stays() -> Non
     assert _first(prefixes, 0, 1, 2, 3, 4, 0) == 3
 
 
-def test_what_a_lane_computes_others_share_once_it_is_there() -> None:
+def test_other_lanes_share_a_prefix_once_it_is_computed() -> None:
     prefixes = _prefixes()
     mine = prefixes.take(_work(0, (1, 2, 3, 4)), ME)
     again = prefixes.take(_work(0, (1, 2, 3, 5)), ME)
@@ -84,7 +84,7 @@ def test_what_a_lane_computes_others_share_once_it_is_there() -> None:
     assert late and late.first == 3 and late.runs[0] == mine.runs[0]
 
 
-def test_what_was_not_used_for_longest_goes_first() -> None:
+def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     prefixes = _prefixes(max_idle=3)
     for target, token in (("a", 1), ("a", 2), ("b", 3)):
         prefixes.give_back(_take(prefixes, _work(target, (token,) * 3)), keep=(token,) * 3)
@@ -143,7 +143,7 @@ def _places(lease: Lease, end: int) -> list[int]:
 
 
 @given(st.data())
-def test_whatever_comes_goes_and_ends_nobody_reads_what_is_not_its_own(data: st.DataObject) -> None:
+def test_requests_only_ever_read_their_own_tokens(data: st.DataObject) -> None:
     num_blocks = data.draw(st.integers(6, 20))
     prefixes = _prefixes(num_blocks, max_idle=data.draw(st.integers(0, 8)))
     # What a block's memory holds: by place, of whom and of which first tokens.

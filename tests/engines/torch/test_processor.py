@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
         ("no more than VNNI", torch.bfloat16, torch.float32),
     ],
 )
-def test_products_are_in_what_is_fastest_of_what_is_exact_enough(
+def test_products_have_the_fastest_dtype_that_rounds_no_weights(
     monkeypatch: pytest.MonkeyPatch, features: str, weights: torch.dtype, products: torch.dtype
 ) -> None:
     if features == "no more than VNNI":
@@ -50,7 +50,7 @@ def test_torch_says_whether_an_arm_processor_multiplies_bfloat16(
         ("bfloat16", "float32", None),
     ],
 )
-def test_bfloat16_that_is_asked_for_where_it_is_slow_is_said(
+def test_a_message_says_where_requested_bfloat16_is_slow(
     monkeypatch: pytest.MonkeyPatch, dtype: str, products: str, slow: str | None
 ) -> None:
     said: list[str] = []

@@ -119,7 +119,7 @@ async def test_every_target_answers_and_a_saved_centre_answers_as_the_engine_did
 
 
 @pytest.mark.parametrize("space", ["scales", "both", "codes"])
-async def test_only_what_moves_differs_in_the_saved_files(
+async def test_saved_files_differ_only_in_the_parameters_of_the_search_space(
     quantised: Callable[[How], Path], tmp_path: Path, space: str
 ) -> None:
     path = quantised(HOW["gptq with zeros"])

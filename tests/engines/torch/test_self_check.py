@@ -117,7 +117,7 @@ class _Windowed(Qwen2ForCausalLM):
 
 
 @pytest.mark.parametrize("window", [4, 64])
-def test_a_window_that_attention_is_not_told_of_is_seen_however_long(window: int) -> None:
+def test_a_window_in_the_mask_alone_is_found_at_any_length(window: int) -> None:
     config = Qwen2Config(
         **_SIZES, use_sliding_window=True, sliding_window=window, max_window_layers=1
     )

@@ -77,7 +77,7 @@ async def _answers(engine: TorchEngine, requests: Sequence[Request]) -> dict[Req
         ("gpt_neox", FullRank(), "float32"),
     ],
 )
-async def test_answers_have_the_same_bits_whatever_is_shared(
+async def test_answers_have_the_same_bits_with_and_without_shared_prefixes(
     tiny_model: TinyModel, family: str, space: SearchSpaceBuilder, dtype: str
 ) -> None:
     path = tiny_model(family)
@@ -154,7 +154,7 @@ async def test_long_prompts_with_a_shared_prefix_take_turns_where_the_cache_is_s
 
 
 @pytest.mark.parametrize("idle", [None, 0])
-async def test_torchs_own_attention_reads_what_is_shared_as_well(
+async def test_the_attention_of_gpus_reads_shared_prefixes(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, idle: float | None
 ) -> None:
     for module in (host, self_check):  # as on a GPU; no kernel takes the place of this model's

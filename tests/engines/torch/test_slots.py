@@ -86,7 +86,7 @@ def test_every_request_keeps_its_place_in_a_block_of_its_genome(data: st.DataObj
             assert table.tokens[slot, table.count[slot] - 1] == table.newest[slot]
 
 
-def test_what_belongs_to_a_request_moves_with_it() -> None:
+def test_all_state_of_a_request_moves_with_it() -> None:
     table = SlotTable(NUM_SLOTS, 16)
     works = [_work(g // 16, temperature=1.0 + g, top_p=0.5) for g in range(48)]
     slots = np.array(table.place(works))
@@ -149,7 +149,7 @@ def test_tokens_of_a_large_vocabulary_are_torchs(size: int, dtype: torch.dtype) 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [7, 256, 5000])
-def test_a_nucleus_is_what_sorting_says(size: int, dtype: torch.dtype) -> None:
+def test_a_nucleus_is_that_of_sorted_probabilities(size: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(size)
     logits = (torch.randn(1, size, generator=generator) * 3).to(dtype)
     logits[:, 1::3] = -torch.inf
@@ -183,7 +183,7 @@ def test_logprobs_of_a_large_vocabulary_are_torchs(size: int, dtype: torch.dtype
     assert token_logprobs(logits, rows[5:9], tokens[5:9]).tolist() == found[5:9, 0].tolist()
 
 
-def test_what_is_no_number_has_no_logprob() -> None:
+def test_logits_that_are_nan_have_no_logprob() -> None:
     logits = torch.zeros(3, 300)
     logits[0, 280], logits[1, 2] = torch.nan, torch.inf
     found = token_logprobs(logits, np.arange(3), np.zeros(3, np.int64))

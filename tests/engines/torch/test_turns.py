@@ -82,13 +82,13 @@ async def _check(path: Path, space: SearchSpaceBuilder) -> None:
         ("experts", LowRank()),
     ],
 )
-async def test_turns_have_the_same_answers_whatever_is_kept(
+async def test_turns_have_the_same_answers_with_and_without_a_cache(
     tiny_model: TinyModel, family: str, space: SearchSpaceBuilder
 ) -> None:
     await _check(tiny_model(family), space)
 
 
-async def test_only_what_is_new_of_a_turn_is_prefilled(tiny_model: TinyModel) -> None:
+async def test_only_new_tokens_of_a_turn_are_prefilled(tiny_model: TinyModel) -> None:
     async with running_engine(tiny_model("qwen2"), LowRank()) as engine:
         await engine.load(GENOMES_G)
         first = await engine.sample(request(0, [5] * 20, max_tokens=6))

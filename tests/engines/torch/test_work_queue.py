@@ -70,7 +70,7 @@ def test_a_free_lane_turns_to_the_model_that_fewest_lanes_are_on_and_that_waited
     assert queue.wait_for_model() is one
 
 
-def test_lanes_share_what_came_together_equally_whichever_is_first() -> None:
+def test_lanes_share_requests_equally() -> None:
     model, queue = _model(), WorkQueue(3)
     queue.put([_sample(model, row=row) for row in range(6) for _ in range(16)])
     lanes = [ThreadPoolExecutor(1) for _ in range(3)]  # threads that live on, as lanes do

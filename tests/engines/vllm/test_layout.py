@@ -69,7 +69,7 @@ def test_transposed_weights_and_experts_are_read_and_written_in_place() -> None:
     assert all(map(torch.equal, new, tensors(model)))
 
 
-def test_only_what_is_wanted_has_to_be_found_where_kernels_have_experts_shuffled() -> None:
+def test_only_wanted_parameters_have_to_be_found_if_experts_are_shuffled() -> None:
     model = Layers("FLASHINFER_CUTLASS")
 
     def find(*names: str) -> list[str]:

@@ -65,7 +65,7 @@ def test_a_centre_that_leaves_no_room_is_refused() -> None:
     )
 
 
-def test_more_genomes_than_memory_for_slots_are_told_how_many_fit() -> None:
+def test_too_many_genomes_for_slots_are_refused_with_the_number_that_fits() -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(SMALL)
     space, shards = LowRank(rank=2)(parameter_infos(model)), Shards(model, 1)

@@ -51,7 +51,7 @@ def test_a_process_started_inside_prints_into_the_file_for_good_and_others_do_no
     assert capfd.readouterr() == ("the user's\n", "")
 
 
-def test_the_cause_is_what_the_first_traceback_ends_with() -> None:
+def test_the_cause_is_the_last_line_of_the_first_traceback() -> None:
     output = Output()
     printed(output, RANK_THEN_CORE)
     failure = output.failure("vLLM failed", SEE_ABOVE)
@@ -59,7 +59,7 @@ def test_the_cause_is_what_the_first_traceback_ends_with() -> None:
     assert "\nAttributeError: no float32\nTraceback" in failure.__notes__[0], "without prefixes"
 
 
-def test_what_was_printed_while_starting_well_is_no_cause() -> None:
+def test_output_of_a_successful_start_is_not_a_cause() -> None:
     output = Output()
     printed(output, RANK_THEN_CORE)
     output.started()

@@ -35,7 +35,7 @@ class Weights:
             self.inside -= 1
 
 
-async def test_those_who_need_the_same_set_share_it_and_the_others_wait() -> None:
+async def test_requests_for_the_same_weights_run_together_and_others_wait() -> None:
     weights = Weights()
     names = ["a", "b", "a", "c", "b", "a"] * 5
     await asyncio.gather(*[weights.use(name, turns=i % 4) for i, name in enumerate(names)])

@@ -54,7 +54,7 @@ _TOGETHER = 8
 """Tokens whose keys and values are written before the first of them attends.
 
 Data just written in small pieces cannot be read in a large one until it has left for the cache.
-While a token attends, the data of the one so many behind it is fetched.
+While a token attends, the data of the token `_TOGETHER` behind it is prefetched.
 """
 
 Cache: TypeAlias = tuple[Row, Row]
@@ -69,7 +69,7 @@ sequence the first position of each of its runs, and how many places these lie a
 positions. A run begins where a block does and may end within one. Runs that a sequence lacks begin
 beyond all positions, and lie where its last one does.
 """
-Looks: TypeAlias = tuple[Number, Number, int]
+AttentionSettings: TypeAlias = tuple[Number, Number, int]
 """Attention settings of a layer: factor on scores; cap that scores are squashed to, 0 for none;
 most positions seen, 0 for all."""
 Linear: TypeAlias = tuple[Row, Row, RankFactors, tuple[Row, Row], tuple[Row, Row, float]]
@@ -197,7 +197,7 @@ def _weigh(
 
 @kernel()
 def _scaled(x: Row, first: int, size: int, factor: Number, out: Row, at: int) -> None:
-    """Write so many numbers from `first` on, times a factor, to `out` from `at` on."""
+    """Write `size` numbers of x from `first` on, times a factor, to `out` from `at` on."""
     whole = size // LANES * LANES
     many = spread(factor)
     for i in range(0, whole, LANES):
@@ -252,7 +252,7 @@ def _attend_tokens(
     sizes: _Sizes,
     flat: _Flat,
     where: Where,
-    looks: Looks,
+    settings: AttentionSettings,
     out: Row,
 ) -> None:
     """Attend for tokens from the first to one before the second, whose keys and values are kept.
@@ -264,7 +264,7 @@ def _attend_tokens(
     sequences_T, positions_T, begins_S_R, shifts_S_R = where
     most, length = begins_S_R.shape[1], len(scores) // QUERIES
     begins, shifts = begins_S_R.reshape(-1), shifts_S_R.reshape(-1)
-    scale, softcap, window = looks
+    scale, softcap, window = settings
     wholes = np.empty(QUERIES, np.float32)  # 1 / the sum of each query's exponentials
     repeats, row_size = heads // kv_heads, (heads + kv_heads) * depth + kv_heads * width
     scale_of_all = spread(scale / softcap if softcap > 0 else scale)
@@ -328,7 +328,7 @@ def _attend_tokens(
 
 _CACHE = "Tuple(({cache}[:,:,:,::1], {cache}[:,:,:,::1]))"
 _WHERE = "Tuple((int64[::1], int64[::1], int64[:,::1], int64[:,::1]))"
-_LOOKS = "Tuple((float32, float32, int64))"
+_SETTINGS = "Tuple((float32, float32, int64))"
 
 
 @kernel()
@@ -357,12 +357,17 @@ _LINEAR = f"Tuple(({{rows}}[:,::1], {{rows}}[:,::1], {FACTORS}, {_ROTARY}, {_NOR
 @kernel(
     [
         f"void({_LINEAR.format(rows=rows)}, {_CACHE.format(cache=cache)}, "
-        f"{_WHERE}, {_LOOKS}, int64, {rows}[:,::1])"
+        f"{_WHERE}, {_SETTINGS}, int64, {rows}[:,::1])"
         for rows, cache in (("float32", "float32"), ("float32", "uint16"), ("uint16", "uint16"))
     ]
 )
 def attend(
-    linear: Linear, cache: Cache, where: Where, looks: Looks, heads: int, out_T_N: Row
+    linear: Linear,
+    cache: Cache,
+    where: Where,
+    settings: AttentionSettings,
+    heads: int,
+    out_T_N: Row,
 ) -> None:
     """Write tokens' keys and values into their places, some tokens at a time, and attend.
 
@@ -375,7 +380,7 @@ def attend(
         linear: queries, keys and values side by side, and operations on them first.
         cache: written.
         where: what a token sees is there, or of a token before it; tokens of no request get zeros.
-        looks: attention settings.
+        settings: attention settings.
         heads: number of query heads.
         out_T_N: (tokens, heads · width of values), written.
     """
@@ -415,4 +420,4 @@ def attend(
                 _rotate(rows, of_head, cos, sin, t * turned, turned)
             run = _last_run(begins_S_R, sequence, position)
             _keep(rows, at, sizes, flat, position + shifts_S_R[sequence, run])
-        _attend_tokens((begin, end), rows, sizes, flat, where, looks, out)
+        _attend_tokens((begin, end), rows, sizes, flat, where, settings, out)

@@ -83,7 +83,7 @@ _LARGEST = np.float32(3e38)
 
 @kernel()
 def _masses(x: Row, at: int, size: int, top: Number, scale: Number, out: Row) -> None:
-    """Out = exp((x - top) · scale), which is at most 1, of a row of so many logits."""
+    """Out = exp((x - top) · scale), which is at most 1, of a row of `size` logits."""
     whole = size // LANES * LANES
     # `exponential` is never 0: its value for -inf is subtracted.
     least = multiply(exponential(spread(_LOWEST)), spread(-ONE))

@@ -124,7 +124,7 @@ class PopulationExperts(nn.Module):
             self.register_parameter(name, parameter)
         self.groups = tuple(groups)
         self._factors = factors
-        # By these it is told as a module of experts (see `checkpoints.linear_weights`).
+        # It is recognised by these attributes (see `checkpoints.linear_weights`).
         self.has_gate = bool(getattr(module, "has_gate", True))
         self.is_transposed = is_transposed(module)
         self._apply_gate = getattr(module, "_apply_gate" if self.has_gate else "act_fn")

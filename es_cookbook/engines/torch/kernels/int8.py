@@ -63,7 +63,7 @@ _OF_ROW = 2 + _STEPS
 _OF_TILE = (1 + _STEPS) * OUTPUTS
 """The same of a tile's outputs: scales, then four inputs of each at a time."""
 _DEPTH = 8
-"""Blocks that tiles go through at a time: so many weights take half of the nearest cache."""
+"""Blocks that tiles go through at a time: as many weights take half of the L1 cache."""
 
 _INT, _FLOAT = ir.IntType(32), ir.FloatType()
 _INTS, _FLOATS = ir.VectorType(_INT, _WIDTH), ir.VectorType(_FLOAT, _WIDTH)
@@ -80,7 +80,7 @@ _ROUNDING = np.float32(1.5 * 2**23)
 
 
 def _in_all(builder: Any, place: Any, offset: int) -> Any:
-    """32 bits, so many numbers after a place, in all lanes of a register."""
+    """32 bits, `offset` numbers after a place, in all lanes of a register."""
     number = builder.bitcast(builder.load(builder.gep(place, [index_of(offset)])), _INT)
     return in_all(builder, number, _INTS)
 
@@ -95,7 +95,7 @@ def _add_products(
 ) -> tuple[Any, _Emit]:
     def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
         kinds, (_, weights, at, blocks, _, _, rows) = signature.args, values
-        places = [Rows.of(context, builder, kinds[n], values[n]) for n in (0, 4, 5)]
+        places = [Rows.unpacked(context, builder, kinds[n], values[n]) for n in (0, 4, 5)]
         of_weights = pointer_to(context, builder, kinds[1], weights, at, _FLOAT)
 
         def tile(some: Sequence[list[Any]]) -> None:
@@ -201,7 +201,7 @@ _write = cast("Callable[[_Floats, int, Lanes, Lanes], None]", intrinsic(_put))
 
 @kernel()
 def _quantise(x: Row, at: int, size: int, out: _Floats, to: int) -> None:
-    """Write a row of so many numbers as products read it, 0 beyond its last."""
+    """Write a row of `size` numbers as products read it, 0 beyond its last."""
     part = np.empty(BLOCK, np.float32)
     for begin in range(0, size, BLOCK):
         if begin + BLOCK <= size:
@@ -269,7 +269,7 @@ class _Room(threading.local):
 
     floats = np.empty(0, np.float32)
 
-    def of(self, size: int) -> _Floats:
+    def at_least(self, size: int) -> _Floats:
         if len(self.floats) < size:
             self.floats = np.empty(size, np.float32)
         return self.floats
@@ -297,6 +297,6 @@ class Int8Weight:
         x, product = x_T_K.detach().numpy(), torch.empty(len(x_T_K), self._outputs)
         y, live = product.numpy(), len(x) if live is None else live
         y[live:] = 0
-        rows = _room.of(live * self._blocks * _OF_ROW)
+        rows = _room.at_least(live * self._blocks * _OF_ROW)
         _multiply(x[:live], self._weight, self._bias, y[:live], rows)
         return product

@@ -248,7 +248,7 @@ def alike(
     size: int,
     rounded: torch.dtype = torch.float32,
 ) -> bool:
-    """Whether both agree on rows of so many random numbers, except for rounding.
+    """Whether both agree on rows of `size` random numbers, except for rounding.
 
     `rounded` is the dtype of intermediate results, which may be rounded up or down.
     """

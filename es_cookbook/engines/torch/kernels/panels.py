@@ -46,7 +46,7 @@ PANEL = 16
 OUTPUTS = 3 * PANEL
 """Outputs of tiles; the last tiles of a product have fewer panels."""
 DEPTH = 96
-"""Inputs that tiles go through at a time: so many turned weights take half of the nearest cache."""
+"""Inputs that tiles go through at a time: as many transposed weights take half of the L1 cache."""
 LINE = 64
 """Bytes of a row of weights that come from memory together, and are turned together."""
 
@@ -70,7 +70,7 @@ class Rows(NamedTuple):
     stride: Any
 
     @classmethod
-    def of(cls, context: Any, builder: Any, kind: Any, places: Any) -> "Rows":
+    def unpacked(cls, context: Any, builder: Any, kind: Any, places: Any) -> "Rows":
         array, first, stride = cgutils.unpack_tuple(builder, places)
         return cls(pointer_to(context, builder, kind[0], array, first, _FLOAT), stride)
 
@@ -106,7 +106,7 @@ def _add_products(
 ) -> tuple[Any, Callable[..., Any]]:
     def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
         kinds = signature.args
-        places = [Rows.of(context, builder, kinds[n], values[n]) for n in (0, 3, 4)]
+        places = [Rows.unpacked(context, builder, kinds[n], values[n]) for n in (0, 3, 4)]
         w = pointer_to(context, builder, kinds[1], values[1], index_of(0), _FLOAT)
         depth, (rows, outputs) = values[2], cgutils.unpack_tuple(builder, values[5])
         for width in range(PANEL, OUTPUTS + 1, PANEL):
@@ -124,7 +124,7 @@ def _fits(columns: int, rows: int) -> bool:
 
 
 def _tile(builder: Any, places: Sequence[list[Any]], w: Any, depth: Any, width: int) -> None:
-    """So many outputs of some rows, as many at a time as the registers hold the sums of."""
+    """Emit `width` outputs of some rows, as many at a time as registers hold."""
     x_T, begun_T, y_T = places
     at_once = next(
         n for n in range(width, 0, -_WIDTH) if not width % n and _fits(n // _WIDTH, len(x_T))
@@ -166,7 +166,7 @@ def in_registers(
     count: Any,
     more: Callable[[Any, Sequence[Any]], Sequence[Any]],
 ) -> list[Any]:
-    """Sums that stay in registers while so many steps add to them.
+    """Emit sums that stay in registers while `count` steps add to them.
 
     Args:
         builder: builder of the code.
@@ -311,7 +311,7 @@ turn = cast(_Turn, intrinsic(_turn))
 """Write a line of each of a panel's outputs by input, in float32: (weights, place, how far apart
 outputs are, target, place). Inputs are `OUTPUTS` apart there."""
 add_products = cast(_AddProducts, intrinsic(_add_products))
-"""Sums = those begun + inputs times weights as `turn` writes them, of so many rows and outputs:
+"""Sums = those begun + inputs times weights as `turn` writes them, of some rows and outputs:
 (inputs, weights, how many inputs, sums begun, sums, (rows, outputs))."""
 
 

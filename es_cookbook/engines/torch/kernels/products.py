@@ -49,7 +49,7 @@ def _width(left: int, outputs: int) -> int:
 def _turn_panels(
     w: Row, at: int, ahead: int, shape: tuple[int, int], size: int, weights: _Floats
 ) -> None:
-    """Weights of so many outputs and inputs, from a place on, as tiles want them."""
+    """Write a tile of weights, of a shape and from a place on, in the layout of `panels`."""
     width, depth = shape
     line = LINE // w.itemsize
     for n in range(0, width, PANEL):

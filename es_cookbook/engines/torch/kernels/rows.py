@@ -44,7 +44,7 @@ FACTORS = "Tuple((float32[:,:,::1], float32[:,:,::1], int64[:,::1], int64[::1], 
 
 @kernel()
 def product(x: Row, at: int, y: Row, other: int, size: int) -> Number:
-    """The inner product of two rows of so many numbers."""
+    """The inner product of two rows of `size` numbers."""
     whole = size // (2 * LANES) * (2 * LANES)
     even = odd = spread(ZERO)
     for i in range(0, whole, 2 * LANES):
@@ -60,7 +60,7 @@ def product(x: Row, at: int, y: Row, other: int, size: int) -> Number:
 def _with_multiple(
     y: Row, factor: Number, x: Row, out: Row, places: tuple[int, int, int], size: int
 ) -> None:
-    """Out = y + factor · x for rows of so many numbers, at their places; it may be y itself."""
+    """Out = y + factor · x for rows of `size` numbers, at their places; it may be y itself."""
     of_y, of_x, to = places
     whole = size // LANES * LANES
     many = spread(factor)

@@ -36,7 +36,7 @@ def by_hand(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_the_bits_are_those_of_rounded_blocks_whatever_the_batch(
+def test_the_bits_are_those_of_rounded_blocks_in_any_batch(
     dtype: torch.dtype, inputs: int, outputs: int
 ) -> None:
     x, weight, bias = numbers(70, inputs), numbers(outputs, inputs).to(dtype), numbers(outputs)
@@ -59,7 +59,7 @@ def test_a_number_far_larger_takes_precision_from_its_block_alone() -> None:
     assert ((before - exact).norm() / exact.norm()) < 0.01
 
 
-def test_what_is_no_number_stays_so_in_its_own_row() -> None:
+def test_nan_and_infinity_stay_in_their_own_row() -> None:
     product, x = Int8Weight(numbers(OUTPUTS, 70).bfloat16(), None), numbers(20, 70)
     x[3, 5], x[17, 69] = torch.nan, -torch.inf
     y = product(x)

@@ -131,8 +131,8 @@ def test_attention_of_linear_outputs(
     weights = [w.numpy() for w in norms] or [NO_NORM] * 2
     norms_of_heads = weights[0], weights[1], 1e-6
     linear = rows_of(y), rows_of(x), factors, (cos.numpy(), sin.numpy()), norms_of_heads
-    cache, looks = (rows_of(keys), rows_of(values)), (scale, 0.0, window)
-    attend(linear, cache, where, looks, heads, rows_of(out))
+    cache, settings = (rows_of(keys), rows_of(values)), (scale, 0.0, window)
+    attend(linear, cache, where, settings, heads, rows_of(out))
 
     changed = y.float() + torch.einsum("tnk,tk->tn", change, x.float())
     q, k, v = (part.unflatten(1, (-1, size)) for part in changed.split(outputs, dim=1))
@@ -155,7 +155,7 @@ def test_attention_of_linear_outputs(
     nothing = np.zeros((rows, 0), np.float32)
     plain = states, states, NO_FACTORS, (nothing, nothing), NO_NORMS
     cache = rows_of(plain_keys), rows_of(plain_values)
-    attend(plain, cache, where, looks, heads, expected.numpy())
+    attend(plain, cache, where, settings, heads, expected.numpy())
     rtol, atol = (1e-4, 1e-4) if dtype == torch.float32 else (2e-2, 2e-2)
     torch.testing.assert_close(out.float(), expected, rtol=rtol, atol=atol)
 

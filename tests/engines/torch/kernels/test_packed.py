@@ -62,7 +62,7 @@ def test_a_rows_bits_depend_neither_on_height_nor_on_place(
         ("gpt_neox", Adapter(rank=2)),
     ],
 )
-async def test_what_a_step_moved_is_packed_again(
+async def test_moved_weights_are_packed_again(
     tiny_model: TinyModel, family: str, space: SearchSpaceBuilder
 ) -> None:
     """As an engine that multiplies the same weights as they are, in float32."""

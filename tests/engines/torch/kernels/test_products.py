@@ -44,7 +44,7 @@ def test_the_bits_are_those_of_one_chain_of_fused_sums_in_the_order_of_inputs() 
     assert torch.equal(multiply(x, weight), total)
 
 
-def test_what_is_no_number_stays_so_in_its_own_row() -> None:
+def test_nan_and_infinity_stay_in_their_own_row() -> None:
     x, weight = numbers(20, 40), numbers(30, 40).bfloat16()
     x[3, 5], x[17, 0] = torch.nan, torch.inf
     product = multiply(x, weight)
@@ -55,7 +55,7 @@ def test_what_is_no_number_stays_so_in_its_own_row() -> None:
 
 
 @pytest.mark.parametrize("outputs", [5, 70])
-def test_rows_that_are_nobodys_change_no_others(outputs: int) -> None:
+def test_rows_of_no_request_change_no_others(outputs: int) -> None:
     x, weight = numbers(16, 40), numbers(outputs, 40).bfloat16()
     x[3:] = torch.nan
     some = multiply(x, weight, live=3)
