@@ -60,6 +60,7 @@ NAMES = (
     *("es_cookbook.runs.program:run", "es_cookbook.evolution.optimizers.es:ES"),
 )
 
+_PLUGINS = "es_cookbook.plugins"
 _COMMAND = f"__import__('pathlib').Path({CANARY!r}).touch()"
 
 
@@ -91,51 +92,40 @@ def _deep() -> Iterator[tuple[str, Any]]:
         yield "preference", {"$path": hidden}
         yield "dataset.reward", {"$class": ["evil_env:Builder"], "$import": "evil_env:run"}
     yield from _by_own_functions()
-    vllm = "es_cookbook.engines.vllm.engine:VLLMEngineBuilder"
-    for name, value in (
-        ("worker_cls", "evil_env.Builder"),
-        ("trust_remote_code", True),
-        ("logits_processors", ["evil_env:Builder"]),
-        ("hf_overrides", evil),
-        ("data_parallel_address", "10.0.0.1"),
-    ):
-        yield "engine", {"$class": vllm, "extra": {name: value}}
-    ray = "es_cookbook.engines.ray.pool:RayPoolBuilder"
-    for name, value in (
-        ("address", "ray://evil.example:10001"),
-        ("env", {"LD_PRELOAD": "evil.so"}),
-        ("engine", {"$class": vllm, "extra": {"worker_cls": "evil_env.Builder"}}),
-    ):
-        yield "engine", {"$class": ray, name: value}
+    vllm = {"$class": "es_cookbook.engines.vllm.engine:VLLMEngineBuilder"}
+    worker = {"extra": {"worker_cls": "evil_env.Builder"}}
+    ray = {"$class": "es_cookbook.engines.ray.pool:RayPoolBuilder"}
+    yield "engine", vllm | worker
+    yield "engine", vllm | {"extra": {"trust_remote_code": True}}
+    yield "engine", vllm | {"extra": {"hf_overrides": evil}}
+    yield "engine", ray | {"address": "10.0.0.1:6379"}
+    yield "engine", ray | {"env": {"LD_PRELOAD": "evil.so"}}
+    yield "engine", ray | {"engine": vllm | worker}
+    yield "engine", ray | {"engine": ray}
 
 
 def _by_own_functions() -> Iterator[tuple[str, Any]]:
     """Functions of es_cookbook as rewards: each of them ran a script, or wrote a file."""
     task = {"$class": "es_cookbook.rl.data.task:Task", "source": "rows.jsonl"}
-    script: dict[str, Any] = {"trust": {"$tuple": ["evil_env.py"]}}
-    loading = {"$partial": "es_cookbook.common.configs:load_fields", "args": []}
+    script = {"trust": {"$tuple": ["evil_env.py"]}}
     for reward in (
-        loading | {"keywords": script},
+        {"$partial": "es_cookbook.common.configs:load_fields", "args": [], "keywords": script},
         {"$import": "es_cookbook.common.configs:config_from_json"},
-        {"$partial": "es_cookbook.common.trust:resolve", "args": ["evil_env:run"]},
-        {"$partial": "es_cookbook.rl.data.rows:write_rows", "args": [CANARY]},
+        {"$partial": "es_cookbook.common.trust:resolve", "args": ["evil_env:run"], "keywords": {}},
+        {"$import": "es_cookbook.runs.files:replace_file"},
         {"$import": "es_cookbook.common.cli:run_cli"},
+        {"$import": "__main__:main"},
         {"$class": "es_cookbook.evolution.optimizers.momentum:Momentum"},
-        {
-            "$class": "es_cookbook.plugins.judges.reward:Judge",
-            "url": "http://10.0.0.1/v1",
-            "model": "m",
-        },
+        {"$class": f"{_PLUGINS}.judges.reward:Judge", "url": "http://10.0.0.1/v1", "model": "m"},
     ):
         yield "dataset", task | {"reward": reward}
-    verifiers = "es_cookbook.plugins.verifiers.dataset:TasksetProblems"
-    yield "dataset", {"$class": verifiers, "taskset": {"$import": "es_cookbook.runs.config:Config"}}
-    textarena = "es_cookbook.plugins.textarena.env:TextArenaDatasetBuilder"
-    yield "dataset", {"$class": textarena, "game": "evil_env"}
-    logic = "es_cookbook.recipes.logic.dataset:LogicDatasetBuilder"
-    yield "dataset", {"$class": logic, "options": {"$tuple": ["data_file=/etc/passwd"]}}
-    pushing = "es_cookbook.plugins.hub.background_push:HubPush"
-    yield "trackers", {"$class": pushing, "repo_id": "me/run"}
+    for name, fields in (
+        ("plugins.verifiers.dataset:TasksetProblems", {"taskset": {"$import": task["$class"]}}),
+        ("plugins.textarena.env:TextArenaDatasetBuilder", {"game": "evil_env"}),
+        ("recipes.logic.dataset:LogicDatasetBuilder", {"options": {"$tuple": ["data_file=/etc"]}}),
+    ):
+        yield "dataset", {"$class": f"es_cookbook.{name}", **fields}
+    yield "trackers", {"$class": f"{_PLUGINS}.hub.background_push:HubPush", "repo_id": "me/run"}
 
 
 def hostile_configs() -> list[str]:
@@ -180,13 +170,7 @@ NOT_LOADED = (
 )
 """Beginnings of names of modules that are not imported beforehand."""
 _RUNS = {
-    "exec",
-    "compile",
-    "os.system",
-    "os.exec",
-    "os.posix_spawn",
-    "os.spawn",
-    "subprocess.Popen",
+    *("exec", "compile", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.Popen")
 }
 
 

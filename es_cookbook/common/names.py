@@ -90,10 +90,11 @@ class Names(chz.factories.standard):
             MetaFromString: None of that name, and lists what is accepted, the nearest first; or it
                 cannot be imported.
         """
-        default = self.default if self.is_optional and factory in ("True", "true") else None
+        asked = self.default if self.is_optional and factory in ("True", "true") else factory
         try:
-            if name := default or self._name_of(factory):
-                return self._load(name)
+            for name, target in self.accepted.items():
+                if asked in (name, target, target.partition(":")[2]):
+                    return self._load(name)
             return self._with_settings(super().from_string(factory))
         except ConfigError as error:
             raise chz.factories.MetaFromString(str(error)) from error
@@ -102,15 +103,6 @@ class Names(chz.factories.standard):
             if self._functions:
                 hint += ", and functions as my_module:name or path/to/script.py:name"
             raise chz.factories.MetaFromString(f"unknown name {factory!r}: {hint}") from error
-
-    def _name_of(self, factory: str) -> str | None:
-        """The name that a user's word is, or whose class it names."""
-        if factory in self.accepted:
-            return factory
-        for name, target in self.accepted.items():
-            if factory in (target, target.partition(":")[2]):
-                return name
-        return None
 
     def settings_of(self, part: Callable[..., object], name: str | None) -> Mapping[str, object]:
         """Fields in which a choice differs from its class's own defaults.

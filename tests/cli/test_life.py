@@ -4,9 +4,7 @@ A run that can be read is never changed by a command that only reads, a refusal 
 whatever is done, no recorded line is lost.
 """
 
-import errno
 import json
-import os
 import re
 import shutil
 import sys
@@ -342,25 +340,3 @@ def test_every_command_does_what_the_page_says(name: str, trained: Path, tmp_pat
                 assert command == "play" and "answer (" in done.stdout, where
             case other:
                 raise AssertionError(f"{other!r} is no word of the table")
-
-
-def test_a_run_that_this_user_may_not_read_is_refused_in_a_sentence(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some commands ended in a traceback, others said that there was no run."""
-    run, real = tmp_path / "run", os.scandir
-    shutil.copytree(trained / "finished", run)
-
-    def refusing(path: str | Path = ".") -> object:  # Who is root may look into all.
-        if Path(path) == run:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return real(path)
-
-    monkeypatch.setattr(os, "scandir", refusing)
-    for command in ("show", "runs", "report", *COMMANDS):
-        name = "directory" if command == "runs" else "log_path"
-        words = [command.partition(",")[0], f"{name}={run}", *COMMANDS.get(command, [])]
-        words += [f"output={tmp_path}/new"] if command in ("fork", "export") else []
-        done = typed(*words)
-        assert done.returncode == 1, words
-        assert one_sentence(done.stderr).startswith(f"{run} cannot be read: Permission denied")

@@ -68,27 +68,6 @@ def recorded(tmp_path: Path, **fields: object) -> Path:
     return run
 
 
-@pytest.mark.parametrize(
-    ("name", "advice"),
-    [
-        ("tests.data:Builder", "if you trust the code of tests, add trust=tests"),
-        ("json.decoder:X", "it is of Python itself, where much can run anything"),
-        (
-            "my_env:Builder",
-            "there is no package my_env here; if it is a script that you trust, add "
-            "trust=path/to/my_env.py",
-        ),
-    ],
-)
-def test_the_sentence_says_what_trust_would_allow(tmp_path: Path, name: str, advice: str) -> None:
-    run = recorded(tmp_path, dataset={"$class": name})
-    with pytest.raises(ConfigError) as caught:
-        fork(Fork(log_path=str(run), output=str(tmp_path / "fork")), {})
-    assert str(caught.value) == (
-        f"{run / 'config.json'}: config.dataset: {name} is not part of es_cookbook; {advice}"
-    )
-
-
 JUDGE = {"$class": "es_cookbook.plugins.judges.reward:Judge", "model": "m"}
 TASK = {"$class": "es_cookbook.rl.data.task:Task", "source": "rows.jsonl", "prompt": "{question}"}
 PUSHED = {

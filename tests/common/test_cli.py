@@ -4,7 +4,7 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -12,7 +12,7 @@ import chz
 import pytest
 
 from es_cookbook.common.cli import UNNAMED, arguments, built, run_cli, run_with_fields
-from es_cookbook.common.errors import EngineError, TooManyLostError
+from es_cookbook.common.errors import EngineError
 from es_cookbook.common.names import Names
 from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness, Raw, ZScore
@@ -102,26 +102,6 @@ def test_a_config_that_was_read_is_changed_where_options_say_so_and_nowhere_else
     )
 
 
-@pytest.mark.parametrize(
-    ("option", "sentence"),
-    [
-        ("optimizer.sigmo", "did you mean 'optimizer.sigma'?"),
-        (
-            "optimizer.window",
-            "unknown option 'optimizer.window', which optimizer=es does not have;",
-        ),
-        ("num_generations", "num_generations=x: it must be int"),
-    ],
-)
-def test_a_change_that_is_none_gets_one_sentence(
-    capsys: pytest.CaptureFixture[str], option: str, sentence: str
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        change(Config(), **{option: "x"})
-    said = capsys.readouterr().err
-    assert (caught.value.code, said.count("\n")) == (2, 1) and sentence in said
-
-
 def test_options_are_told_from_those_of_another_config() -> None:
     seen: list[tuple[NeedsModel, dict[str, str]]] = []
     argv = ["model=m", "--tags=a=b", "optimizer.sigma=1"]
@@ -133,9 +113,7 @@ def test_options_are_told_from_those_of_another_config() -> None:
     ("argument", "said"),
     [
         ("optimiser=es", "unknown option 'optimiser'; did you mean 'optimizer'?"),
-        ("optimizer.learning_rat=1", "did you mean 'optimizer.learning_rate'?"),
         ("optimizer=ess", "optimizer=ess: unknown name 'ess': did you mean 'es'? Accepted: "),
-        ("fitness=zcore", "did you mean 'zscore'? Accepted: centred_rank, per_problem_baseline"),
         (
             "optimizer.sigme=3",
             "'optimizer.sigme', which optimizer=es does not have; did you mean 'optimizer.sigma'?",
@@ -182,14 +160,11 @@ def test_a_name_and_its_value_may_be_two_words(typed: list[str], read: list[str]
             "optimizer.sigma_schedule=cosine optimizer.sigma_schedule.final=-1",
             "optimizer.sigma_schedule.final must be 0 or more, found -1.0",
         ),
-        ("optimizer.adaptive_sigma.rate=0", "optimizer.adaptive_sigma.rate must be above 0, found"),
         (
             "optimizer=genetic optimizer.species_by=behaviour",
             "optimizer.species_by=behaviour needs species_distance=...: how much a",
         ),
-        ("kl.weight=-1", "kl.weight must be 0 or more, found -1.0"),
         ("pool.engine=vllm pool.engine.max_genomes=0", "pool.engine.max_genomes must be above 0"),
-        ("pool.num_engines=0", "pool.num_engines must be above 0, found 0"),
     ],
 )
 def test_a_part_that_refuses_itself_is_named_as_it_was_typed(
@@ -207,34 +182,30 @@ def test_a_missing_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "missing model=...; --help lists all options\n"
 
 
-def fails_with(error: BaseException) -> object:
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (EngineError("the engine hung"), 1, "the engine hung\n"),
+        (ExceptionGroup("a", [ExceptionGroup("b", [EngineError("lost")])]), 1, "lost\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (KeyboardInterrupt("stopped after generation 3"), 130, "stopped after generation 3\n"),
+        (BaseExceptionGroup("a", [KeyboardInterrupt(), EngineError("x")]), 130, "interrupted\n"),
+    ],
+)
+def test_an_error_on_purpose_is_one_sentence_also_out_of_a_task_group(
+    capsys: pytest.CaptureFixture[str], error: BaseException, code: int, said: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run_cli(raising(error), Config, [])
+    assert (caught.value.code, capsys.readouterr().err) == (code, said)
+
+
+def raising(error: BaseException) -> Callable[[Config], None]:
     def main(config: Config) -> None:
         del config
         raise error
 
-    with pytest.raises(SystemExit) as caught:
-        run_cli(main, Config, [])
-    return caught.value.code
-
-
-def test_an_error_on_purpose_is_its_sentence_also_out_of_a_task_group(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert fails_with(EngineError("the engine hung")) == 1
-    assert capsys.readouterr().err == "the engine hung\n"
-    lost = ExceptionGroup("tasks", [ExceptionGroup("inner", [TooManyLostError("9 of 10 lost")])])
-    assert fails_with(lost) == 1
-    assert capsys.readouterr().err == "9 of 10 lost\n"
-
-
-def test_an_interruption_is_130_also_out_of_a_task_group(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert fails_with(KeyboardInterrupt()) == 130
-    assert capsys.readouterr().err == "interrupted\n"
-    assert fails_with(KeyboardInterrupt("stopped after generation 3")) == 130
-    assert capsys.readouterr().err == "stopped after generation 3\n"
-    assert fails_with(BaseExceptionGroup("tasks", [KeyboardInterrupt(), EngineError("x")])) == 130
+    return main
 
 
 @pytest.mark.parametrize(
@@ -242,37 +213,20 @@ def test_an_interruption_is_130_also_out_of_a_task_group(
     [ZeroDivisionError("a bug"), ExceptionGroup("tasks", [EngineError("x"), KeyError("y")])],
 )
 def test_a_bug_keeps_its_traceback(error: Exception) -> None:
-    def main(config: Config) -> None:
-        del config
-        raise error
-
     with pytest.raises(type(error)):
-        run_cli(main, Config, [])
+        run_cli(raising(error), Config, [])
 
 
-def test_ctrl_c_in_a_real_process_is_130_without_a_traceback(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        textwrap.dedent(
-            """
-            import asyncio
-            import chz
-            from es_cookbook.common.cli import run_cli
-
-            @chz.chz
-            class Config:
-                seconds: int = 60
-
-            async def work(config):
-                print("working", flush=True)
-                await asyncio.sleep(config.seconds)
-
-            run_cli(lambda config: asyncio.run(work(config)), Config)
-            """
-        )
+def test_ctrl_c_in_a_real_process_is_130_without_a_traceback() -> None:
+    program = (
+        "import asyncio, chz; from es_cookbook.common.cli import run_cli\n"
+        "@chz.chz\nclass Config: seconds: int = 50\n"
+        "async def work(config):\n"
+        "    print('working', flush=True); await asyncio.sleep(config.seconds)\n"
+        "run_cli(lambda config: asyncio.run(work(config)), Config)\n"
     )
     process = subprocess.Popen(
-        [sys.executable, str(program), "seconds=50"],
+        [sys.executable, "-c", program],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -314,8 +268,6 @@ def test_two_paths_for_a_command_of_one_run_are_refused(
     with pytest.raises(SystemExit):
         run_cli(print, OfRuns, ["a", "b"])
     assert capsys.readouterr().err == "log_path is one path here, found a and b\n"
-    run_cli(print, OfSeveralRuns, ["--help"])
-    assert " PATH ... [name=value ...]\n" in capsys.readouterr().out
 
 
 @chz.chz
@@ -365,9 +317,7 @@ def test_options_of_a_file_stand_behind_those_that_are_typed(tmp_path: Path) -> 
         (None, "cannot be read: No such file"),
         ("seed", "it must hold options"),
         ("a: [[1], x]", "'a.0'"),
-        ("a: [", "cannot be read: while parsing"),
         ("a: &a [*a]", "cannot be read: found unconstructable recursive node"),
-        ("- 1", "must hold options"),
         ("tags: !!python/object/apply:os.system [ls]", None),
     ],
 )

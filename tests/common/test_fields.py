@@ -66,18 +66,11 @@ def either(size: int) -> float | None:
 @pytest.mark.parametrize(
     ("value", "declared", "whether"),
     [
-        (1, float, True),
         (1.0, int, False),
         (True, bool | None, True),
-        ("c", Literal["a", "b"], False),
         ((1, 2.0), tuple[float, ...], True),
-        ([1], tuple[int, ...], False),
-        (None, None, True),
-        (None, int, False),
         ({1: 1}, Mapping[str, Any], False),
         (Small(), Part, True),
-        (Part(), Small, False),
-        (Small, Part, False),
         (Small, type[Part], True),
         (Part, type[Small], False),
         (either, Part | Callable[..., float | None], True),

@@ -67,7 +67,6 @@ REACHED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("dataset.judge.url", JUDGED | {"judge": SERVER | {"model": "m"}}, "http://evil.example"),
     ("trackers.repo_id", HUB, "hub:evil/run"),
     ("trackers.hub.repo_id", TRACKERS | {"hub": HUB}, "hub:evil/run"),
-    ("trackers.report.repo_id", TRACKERS | {"report": HUB}, "hub:evil/run"),
     ("trackers.wandb.wandb_project", TRACKERS | {"wandb": PROJECT}, "wandb:p"),
     ("trackers.trackio.project", TRACKERS | {"trackio": TRACKIO | {"project": "p"}}, "trackio:p"),
     ("engine.address", RAY | {"address": "evil.example:6379"}, "ray"),
@@ -78,7 +77,6 @@ REACHED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("dataset.tools", TOOLS, f"mcp:{hashlib.sha256(b'mcp:rm -r .').hexdigest()[:16]}"),
     ("dataset.options", FILE, "options:reasoning_gym"),
     ("dataset.options", TASKSET | {"options": '{"file": "/etc/passwd"}'}, "options:tests"),
-    ("dataset.options", TASKSET | {"options": '{"score": "os:system"}'}, "options:tests"),
 )
 
 
@@ -162,10 +160,7 @@ def test_classes_and_functions_come_back_by_their_names() -> None:
 
 
 def test_local_classes_have_no_reference() -> None:
-    class Local:
-        pass
-
-    for thing in (Local, lambda: 1, Outer().made.__call__):
+    for thing in (lambda: 1, Outer().made.__call__):
         with pytest.raises(ConfigError, match="top level of a module"):
             reference(thing)
 
@@ -186,9 +181,6 @@ def test_a_package_is_trusted_with_its_modules_and_no_other_that_begins_so() -> 
         ("es_cookbook.common.files:os", "must be a class or a function, found module"),
         ("es_cookbook.runs.directory.directory:RunLock.release.__globals__", "in letters of ASCII"),
         ("es_cookbook.runs.directory.directory:RunLock.mro", "has nothing called RunLock.mro"),
-        ("es_cookbook.__main__:main", "in letters of ASCII"),
-        ("es_cookbooks.evil:X", "there is no package es_cookbooks here"),
-        ("tests.data:Builder", "tests.data:Builder is not part .* add trust=tests$"),
         ("os:system", "os:system is not part of es_cookbook; it is of Python itself"),
         (f"es_cookbook.{'a' * 300}:X", "in letters of ASCII"),
     ],

@@ -102,9 +102,6 @@ def test_answers_are_printed_before_and_after_to_read() -> None:
         assert title == f"test {number}"
         assert re.fullmatch(r"  base: .+  \(reward [\d.]+\)", before)
         assert re.fullmatch(r"  generation 3: .+  \(reward [\d.]+\)", after)
-    found = measured("log_path=fake", "answers=1")
-    assert "answers" not in found, "the file has numbers and names"
-    assert "answers must be 0 or more" in evaluate("log_path=fake", "answers=-1").stderr
 
 
 def test_the_file_has_every_problem_and_says_what_was_measured_and_how() -> None:
@@ -134,17 +131,10 @@ def test_the_file_has_every_problem_and_says_what_was_measured_and_how() -> None
     assert [c["metric"] for c in found["comparisons"]] == ["reward", "correct", "format"]
 
 
-def test_another_run_a_model_and_a_recipe_are_compared_on_the_same_problems() -> None:
+def test_another_run_and_a_model_are_compared_on_the_same_problems() -> None:
     done = evaluate("log_path=fake", "against=other@2")
-    assert "Against other after 2 generations" in done.stdout
-    assert "sign test)" in done.stdout
-    done = evaluate("log_path=fake", "against=model")
-    assert "Against model, problem by problem:" in done.stdout
-    # The model is the run's base, so only the centre's steps make a difference.
-    assert (
-        evaluate("log_path=fake", "against=base").stdout.splitlines()[-8:-5]
-        == (done.stdout.splitlines()[-8:-5])
-    )
+    assert "Against other after 2 generations" in done.stdout and "sign test)" in done.stdout
+    assert "Against model, problem by problem:" in evaluate("log_path=fake", "against=model").stdout
 
 
 def test_a_model_is_measured_on_a_recipe_and_a_run_on_another_recipe() -> None:
@@ -179,7 +169,6 @@ def rows_run(here: Path) -> str:
     ("options", "problems", "shared"),
     [
         (["prompt={question} 1"], 12, 0),
-        (["dataset.num_test=20", "prompt={answer}"], 20, 8),
         (["dataset.split_by=question"], 12, 11),
         (["recipe=countdown", "dataset.num_test=3", "dataset.num_train=40"], 3, 0),
     ],
@@ -210,15 +199,6 @@ def test_training_problems_are_measured_where_there_is_a_list_of_them() -> None:
     assert "a SmallDataset chooses its problems batch by batch" in done.stderr
 
 
-def test_a_model_is_measured_on_rows_as_train_takes_them() -> None:
-    rows = [json.dumps({"question": f"{i}", "answer": str(i)}) for i in range(60)]
-    Path("rows.jsonl").write_text("\n".join(rows))
-    options = ("data=rows.jsonl", "reward=exact", "sampling.max_tokens=2")
-    done = evaluate("model_name=model", *options)
-    assert done.returncode == 0, done.stderr
-    assert "held-out problems of rows.jsonl" in done.stdout
-
-
 def test_lost_rollouts_are_counted_and_named() -> None:
     Path("marks.py").write_text(
         "def score(text, row):\n"
@@ -246,36 +226,18 @@ def test_lost_rollouts_are_counted_and_named() -> None:
         (["log_path=model"], "a model is evaluated by model_name=model recipe=..."),
         (["log_path=fake", "recipe=countdwn"], "unknown recipe 'countdwn': did you mean 'countd"),
         (["model_name=model"], "recipe=... says which problems are attempted ("),
-        (["model_name=model", "generation=1"], "generation=1 is of a run: give log_path=RUN"),
-        (["model_name=model", "recipe=countdown", "against=base"], "there is none: give log_path="),
         (["log_path=fake", "attempts=4", "temperature=0"], "attempts=4 would all be alike, since"),
         (["log_path=fake", "sampling.temperature=1"], "sampling.temperature is temperature=..."),
         (["log_path=fake", "optimizer.sigma=1"], "optimizer.sigma has no effect on an evaluation"),
         (["log_path=fake", "generatoin=1"], "unknown option 'generatoin'; did you mean 'genera"),
         (["log_path=fake", "output=a.txt"], "output must be a .json file, found 'a.txt'"),
-        (["log_path=fake", "output=fake/a.json"], "is in the run directory, which is only read"),
-        (
-            ["log_path=fake", "against=nowhere/at/all"],
-            "against=nowhere/at/all is no run d",
-        ),
         (["log_path=fake", "metric=corect"], "metric must be one that the Envs report"),
     ],
 )
 def test_a_mistake_is_one_sentence_before_a_model_is_loaded(
     options: list[str], sentence: str
 ) -> None:
-    engine = (
-        []
-        if any("metric" in option for option in options)
-        else ["engine=tests.fakes:NoEngineBuilder"]
-    )
-    done = evaluate(*options, *engine)
+    is_late = any("metric" in option for option in options)
+    done = evaluate(*options, *([] if is_late else ["engine=tests.fakes:NoEngineBuilder"]))
     *_, last = done.stderr.strip().splitlines()
     assert done.returncode in (1, 2) and sentence in last and done.stdout == ""
-    assert len(done.stderr.strip().splitlines()) == (2 if not engine else 1) + (not engine)
-
-
-def test_a_dataset_that_holds_nothing_out_is_refused_with_what_to_do() -> None:
-    options = ("recipe=countdown", "dataset.num_test=0", "dataset.num_train=8")
-    done = evaluate("model_name=model", *options, "dataset.problems_per_generation=2")
-    assert "countdown: there are no held-out problems; hold some out (dataset.num_te" in done.stderr

@@ -46,13 +46,7 @@ def test_threads_are_at_most_what_omp_num_threads_says(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("quota", "asked", "share"),
-    [
-        ("max", "1", 1 / 8),
-        ("max", "4", 1 / 2),
-        ("max", "9", 1),
-        ("max", "", 1),
-        ("200000", "1", 0.5),
-    ],
+    [("max", "1", 1 / 8), ("max", "9", 1), ("max", "", 1), ("200000", "1", 0.5)],
 )
 def test_shares_of_engines_on_all_hyper_threads_are_one_in_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, asked: str, share: float
@@ -77,12 +71,6 @@ def test_a_process_with_some_of_the_cpus_has_its_share_of_the_threads(
     assert threads_of([1000]) == 1
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert threads_of(range(1000, 1008)) == 1
-
-
-def test_a_machine_that_tells_nothing_has_a_core_per_cpu(tmp_path: Path) -> None:
-    assert usable_cores(frozenset({0, 3, 5}), tmp_path) == 3
-    _write(tmp_path, {"sys/devices/cpu_atom/cpus": "4-", "proc/self/cgroup": "nonsense"})
-    assert usable_cores(frozenset({0, 3, 5}), tmp_path) == 3
 
 
 @pytest.mark.parametrize(
@@ -121,27 +109,16 @@ def test_efficiency_cores_have_threads_if_all_do_more_at_their_pace(
 GROUP = "sys/fs/cgroup"
 
 
-@pytest.mark.parametrize(
-    ("files", "quota"),
-    [
-        ({f"{GROUP}/cpu.max": "200000 100000"}, 2.0),
-        ({f"{GROUP}/cpu.max": "max 100000"}, math.inf),
-        (
-            {
-                "proc/self/cgroup": "0::/user.slice/run.scope",
-                f"{GROUP}/user.slice/cpu.max": "150000 100000",
-                f"{GROUP}/user.slice/run.scope/cpu.max": "400000 100000",
-            },
-            1.5,
-        ),
-        ({}, math.inf),
-    ],
-    ids=["container", "none", "around", "no Linux"],
-)
-def test_the_quota_is_the_least_of_all_groups_around_a_process(
-    tmp_path: Path, files: dict[str, object], quota: float
-) -> None:
-    assert cpu_quota(_write(tmp_path, files)) == quota
+def test_the_quota_is_the_least_of_all_groups_around_a_process(tmp_path: Path) -> None:
+    assert cpu_quota(tmp_path) == math.inf
+    _write(tmp_path, {f"{GROUP}/cpu.max": "max 100000"})
+    assert cpu_quota(tmp_path) == math.inf
+    files = {
+        "proc/self/cgroup": "0::/user.slice/run.scope",
+        f"{GROUP}/user.slice/cpu.max": "150000 100000",
+        f"{GROUP}/user.slice/run.scope/cpu.max": "400000 100000",
+    }
+    assert cpu_quota(_write(tmp_path, files)) == 1.5
 
 
 @pytest.mark.parametrize(
@@ -168,10 +145,8 @@ def test_the_quota_is_the_least_of_all_groups_around_a_process(
             100,
         ),
         ({f"{GROUP}/memory.max": 10, f"{GROUP}/memory.current": 30}, 10, 0),
-        ({f"{GROUP}/memory.max": "max", f"{GROUP}/memory.current": 3}, math.inf, math.inf),
         ({}, math.inf, math.inf),
     ],
-    ids=["container", "around", "above", "none", "no Linux"],
 )
 def test_memory_is_the_least_that_all_groups_around_a_process_leave(
     tmp_path: Path, files: dict[str, object], limit: float, left: float
