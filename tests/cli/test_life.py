@@ -53,13 +53,6 @@ class Kind:
     locked: bool = False
 
 
-def copied(name: str) -> Callable[[Path, Path], None]:
-    def make(trained: Path, to: Path) -> None:
-        shutil.copytree(trained / name, to)
-
-    return make
-
-
 def changed(
     *changes: Callable[[Path], object], of: str = "finished"
 ) -> Callable[[Path, Path], None]:
@@ -131,17 +124,18 @@ KINDS = {
         changed(cut("history.jsonl", 1), cut("metrics.jsonl", 1), cut("rollouts.jsonl", 4)),
         said={"": "generation 1", "fork": "0 to 0", "rewind": "0 to 0", "export": "0 to 0"},
     ),
-    "interrupted": Kind(copied("interrupted")),
-    "finished": Kind(copied("finished")),
+    "interrupted": Kind(changed(of="interrupted")),
+    "finished": Kind(changed(of="finished")),
     "finished, with a schedule that depends on its length": Kind(
-        copied("scheduled"), said={"": "fork log_path={path} generation=3 output={path}-longer"}
+        changed(of="scheduled"), said={"": "fork log_path={path} generation=3 output={path}-longer"}
     ),
-    "forked": Kind(copied("forked")),
-    "rewound, and its previous state (`rewound/1`)": Kind(copied("rewound/rewound/1")),
+    "forked": Kind(changed(of="forked")),
+    "rewound, and its previous state (`rewound/1`)": Kind(changed(of="rewound/rewound/1")),
     "from a script": Kind(
-        copied("scripted"), said={"": "if it is a script that you trust, add trust=path/to/life_"}
+        changed(of="scripted"),
+        said={"": "if it is a script that you trust, add trust=path/to/life_"},
     ),
-    "from a script, with `trust=`": Kind(copied("scripted"), {"": "trust=tests,{script}"}),
+    "from a script, with `trust=`": Kind(changed(of="scripted"), {"": "trust=tests,{script}"}),
     "from another engine, with `engine=`": Kind(
         changed(TRAINED_ELSEWHERE, of="interrupted"),
         dict.fromkeys(("resume", "resume, longer", "play", "evaluate"), "engine=torch"),
@@ -155,7 +149,7 @@ KINDS = {
         changed(other_weights, of="interrupted"), said={"": "began with model_name="}
     ),
     "in progress": Kind(
-        copied("interrupted"), said={"": "is being written by process"}, locked=True
+        changed(of="interrupted"), said={"": "is being written by process"}, locked=True
     ),
     "`history.jsonl` missing": Kind(changed(without("history.jsonl")), said=LOST),
     "`history.jsonl` shorter than `metrics.jsonl`": Kind(
