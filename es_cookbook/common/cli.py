@@ -30,7 +30,6 @@ from es_cookbook.common.fields import (
     Field,
     Option,
     OptionError,
-    all_paths,
     options_in,
     options_of,
     path_of_failure,
@@ -227,8 +226,7 @@ def built(config: type[_Config] | _Config, given: Mapping[str, str]) -> _Config:
     blueprint, options = _described(config, given)
     for path in given:
         if path not in options:
-            hint = _hint(path, options, all_paths(blueprint))
-            raise OptionError(f"unknown option {path!r}{hint} --help all lists all")
+            raise OptionError(f"unknown option {path!r}{_hint(path, options)} --help all lists all")
     if missing := [f"{path}=..." for path, option in options.items() if option.value is None]:
         raise OptionError(f"missing {', '.join(missing)}; --help lists all options")
     try:
@@ -236,10 +234,8 @@ def built(config: type[_Config] | _Config, given: Mapping[str, str]) -> _Config:
     except EntrypointException as error:
         raise OptionError(" ".join(str(error).split())) from error
     except (ESCookbookError, ValueError, TypeError) as error:  # From a config's own validators.
-        part = path_of_failure(error)
-        own = [path.removeprefix(f"{part}.") for path in options if path.startswith(f"{part}.")]
-        sentence = _located(" ".join(str(error).split()), part, own)
         kind = type(error) if isinstance(error, ESCookbookError) else ConfigError
+        sentence = _located(" ".join(str(error).split()), path_of_failure(error), options)
         raise kind(sentence) from error
 
 
@@ -298,10 +294,10 @@ def _stays(path: str, value: object, given: Mapping[str, str]) -> bool:
     return not is_replaced and (isinstance(value, type) or not is_inside)
 
 
-def _hint(path: str, options: Mapping[str, Option], known: Sequence[str]) -> str:
+def _hint(path: str, options: Mapping[str, Option]) -> str:
     """A suggestion for an unknown option; a field of the same part if it has one."""
     part = path.rpartition(".")[0]
-    said = ""
+    said, known = "", list(options)
     if part in options and options[part].part:
         known = [other for other in known if other.startswith(f"{part}.")]
         said = f", which {part}={options[part].value} does not have"
@@ -309,14 +305,15 @@ def _hint(path: str, options: Mapping[str, Option], known: Sequence[str]) -> str
     return f"{said}; did you mean {alike!r}?" if alike else f"{said};"
 
 
-def _located(sentence: str, part: str, fields: Sequence[str]) -> str:
+def _located(sentence: str, part: str, options: Collection[str]) -> str:
     """An error message of a part's class, with the part's path before the name of the field.
 
     A class does not know its path in the config. Its messages begin with the name of a field, alone
     or after the usual name of its part.
     """
     bare = re.sub(r"^(\w+\.)*", "", sentence)
-    if part and re.split(r"\W", bare, maxsplit=1)[0] in fields:
+    field = re.split(r"\W", bare, maxsplit=1)[0]
+    if part and f"{part}.{field}" in options:
         return f"{part}.{bare}"
     return f"{part}: {sentence}" if part and part not in sentence else sentence
 

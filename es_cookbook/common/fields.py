@@ -131,11 +131,6 @@ def options_of(config: "type | chz.Blueprint[object]") -> dict[str, Option]:
     return found
 
 
-def all_paths(blueprint: "chz.Blueprint[object]") -> list[str]:
-    """The names of all parameters, of parts that are left out too."""
-    return [path for path in blueprint._make_lazy().all_params if path]
-
-
 def class_of(spec: object) -> type | None:
     """The chz class of an object, or that a class or a partial of it builds."""
     is_partial = isinstance(spec, functools.partial)

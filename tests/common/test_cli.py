@@ -118,7 +118,7 @@ def test_options_are_told_from_those_of_another_config() -> None:
             "optimizer.sigme=3",
             "'optimizer.sigme', which optimizer=es does not have; did you mean 'optimizer.sigma'?",
         ),
-        ("weight=1", "unknown option 'weight'; did you mean 'kl.weight'?"),
+        ("learning_rate=1", "option 'learning_rate'; did you mean 'optimizer.learning_rate'?"),
         ("nothing_like_it=1", "unknown option 'nothing_like_it'; --help all lists all"),
         ("fitness=remote", "fitness=remote: no_such_package:Fitness cannot be imported"),
         ("num_generations=many", "num_generations=many: it must be int"),

@@ -165,15 +165,12 @@ def _check_fields(config: OnProblems, fields: Mapping[str, str]) -> None:
     for path in fields:
         if path == "sampling.temperature":
             raise ConfigError("sampling.temperature is temperature=... in an evaluation")
-        if _first(path) in known:
-            continue
-        if _first(path) in chz.chz_fields(Config):
+        if _first(path) not in known:
+            hint = did_you_mean(path, [*chz.chz_fields(config), *known])
             raise ConfigError(
-                f"{path} has no effect on an evaluation; of the options of a run there are "
+                f"unknown option {path!r}{hint}; of the options of a run an evaluation takes "
                 f"{', '.join(known)}"
             )
-        hint = did_you_mean(path, [*chz.chz_fields(config), *known])
-        raise ConfigError(f"unknown option {path!r}{hint or ';'} --help lists all")
 
 
 _open = functools.partial(open_run, or_of_gradients=True)

@@ -157,7 +157,7 @@ def test_bad_input(tmp_path: Path) -> None:
         (["log_path=run", f"cue={CUE}", "output=run/new"], "is in the run directory"),
         (["log_path=run", f"cue={CUE * 14}"], "leaves no room in the engine's context"),
         (["log_path=run", f"cue={CUE}", "metric=corect"], "did you mean 'correct'"),
-        (["log_path=run", "num_generations=3"], "has no effect"),
+        (["log_path=run", "num_generations=3"], "of the options of a run an evaluation takes"),
     ]:
         done = command("reconsider", *options)
         assert done.returncode != 0 and said in done.stderr, (options, done.stderr)
