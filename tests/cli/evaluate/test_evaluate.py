@@ -230,7 +230,7 @@ def test_lost_rollouts_are_counted_and_named() -> None:
         (["log_path=fake", "sampling.temperature=1"], "sampling.temperature is temperature=..."),
         (
             ["log_path=fake", "optimizer.sigma=1"],
-            "; of the options of a run an evaluation takes dataset, ",
+            "of the options of a run an evaluation",
         ),
         (["log_path=fake", "generatoin=1"], "unknown option 'generatoin'; did you mean 'genera"),
         (["log_path=fake", "output=a.txt"], "output must be a .json file, found 'a.txt'"),
