@@ -10,7 +10,7 @@ has no capabilities, cannot make namespaces, and a filter refuses system calls t
 need (`filter_program`). As root, `setpriv` drops the user first: the kernel does not
 count the processes of root. `prlimit` bounds each process; the deadline and the length of the
 output are watched from here. Nothing is written outside, and when a call is over, returned or
-cancelled, all its processes have ended.
+cancelled, all its processes have ended (a moment later if it is cancelled while it starts).
 
 The interpreter is the system's, `/usr/bin/python3` or `/usr/local/bin/python3`, not this one.
 Hashes are not random there, so runs of the same code are reproducible.
@@ -311,10 +311,7 @@ async def _end(process: Process, status: int) -> dict[str, int]:
         with anyio.move_on_after(_SECONDS_TO_END):
             await process.wait()
     await process.end()
-    said = _status(heard + _heard(status))
-    if (first := said.get("child-pid")) is not None:
-        await _gone(first)
-    return said
+    return _status(heard + _heard(status))
 
 
 def _heard(descriptor: int) -> bytes:
@@ -331,21 +328,6 @@ def _status(heard: bytes) -> dict[str, int]:
         with suppress(ValueError):  # It is still writing the last one.
             said |= cast(dict[str, int], json.loads(line))
     return said
-
-
-async def _gone(pid: int) -> None:
-    """Wait until a process, the first of its namespace, has ended: then all others have."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        with anyio.move_on_after(_SECONDS_TO_END):
-            await anyio.wait_readable(descriptor)
-        with suppress(ChildProcessError):  # Ours to bury if this is the first process of all.
-            os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOHANG)
-    finally:
-        os.close(descriptor)
 
 
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06

@@ -419,25 +419,6 @@ open({str(told)!r}, "w").write(json.dumps(found))
     assert json.loads(told.read_text())["code"] == "invalid_api_key"
 
 
-async def test_workers_live_on_and_take_rows(tmp_path: Path) -> None:
-    code = (
-        WORKER
-        + """
-    print("a row came")
-    first = asked(row["question"])
-    result = {"id": task["id"], "reward": len(first) + int(first[0])}
-    print(json.dumps({**result, "metrics": {"pid": os.getpid()}}), flush=True)
-"""
-    )
-    settings = {"rows_at_once": 1, "at_once": 2}
-    rows = [{"question": "x" * n} for n in (1, 2, 3)]
-    problems = [problem(tmp_path, code, row, **settings) for row in rows]
-    groups, _ = await run(problems)
-    rewards, pids = rewards_and_pids(groups)
-    assert rewards == [[3, 4, 5], [4, 5, 6], [5, 6, 7]]
-    assert len(pids) == 2
-
-
 async def test_a_worker_that_fails_loses_its_rows_and_another_takes_its_place(
     tmp_path: Path,
 ) -> None:

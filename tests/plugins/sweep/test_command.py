@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import pandas
 import pytest
 
 from es_cookbook.common.cli import run_with_fields
@@ -95,17 +94,12 @@ def test_a_mistake_is_one_sentence_before_anything_runs(
 
 @pytest.mark.usefixtures("quick_python")
 @pytest.mark.slow
-def test_it_trains_the_recipe_and_leaves_tables(tmp_path: Path) -> None:
+def test_it_trains_the_recipe(tmp_path: Path) -> None:
     done = typed(
         "sweep",
-        *("values.optimizer.sigma=0.01,0.02", "num_generations=1", "optimizer.population_size=2"),
+        *("values.optimizer.sigma=0.01", "num_generations=1", "optimizer.population_size=2"),
         *("dataset.num_train=8", "dataset.num_test=4", "dataset.problems_per_generation=2"),
-        *(f"log_path={tmp_path}", "workers=2"),
+        f"log_path={tmp_path}",
     )
     assert "| 0.01 |" in done.stdout
-    table = pandas.read_parquet(tmp_path / "results.parquet")
-    assert list(table["optimizer.sigma"]) == [0.01, 0.02]
-    assert list(table["state"]) == ["complete"] * 2
-    assert sorted(path.parent.name for path in tmp_path.glob("*/history.jsonl")) == [
-        *("sigma0.01-seed0", "sigma0.02-seed0")
-    ]
+    assert (tmp_path / "sigma0.01-seed0" / "history.jsonl").exists()

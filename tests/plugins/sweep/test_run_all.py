@@ -80,27 +80,7 @@ def test_runs_that_would_share_a_directory_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_rollouts_are_equal_however_they_are_divided() -> None:
-    wide = short(Path("a"), optimizer=ES(population_size=8), num_generations=3)
-    refuse_unequal_rollouts(
-        {
-            "wide": [wide],
-            "long": [chz.replace(wide, optimizer=ES(population_size=2), num_generations=12)],
-            "tried twice": [chz.replace(wide, optimizer=ES(population_size=4), attempts=2)],
-        }
-    )
-
-
-def test_unequal_rollouts_are_refused_with_both_counts() -> None:
-    config = short(Path("a"))
-    fewer = chz.replace(config, num_generations=5)
-    said = "genetic makes 20 per problem of a batch, es 24: change"
-    with pytest.raises(ConfigError, match=said):
-        refuse_unequal_rollouts({"es": [config], "genetic": [fewer]})
-
-
-def test_batches_of_other_sizes_count_as_rollouts() -> None:
-    """Many genomes at few problems beside few genomes at many."""
+def test_compared_runs_make_the_same_number_of_rollouts_however_they_divide_them() -> None:
     few = CLIConfig(
         optimizer=ES(population_size=4), dataset=CountdownDatasetBuilder(problems_per_generation=8)
     )
@@ -109,7 +89,8 @@ def test_batches_of_other_sizes_count_as_rollouts() -> None:
         optimizer=ES(population_size=16),
         dataset=CountdownDatasetBuilder(problems_per_generation=2),
     )
-    refuse_unequal_rollouts({"few": [few], "many": [many]})
+    twice = chz.replace(few, num_generations=few.num_generations // 2, attempts=2)
+    refuse_unequal_rollouts({"few": [few], "many": [many], "tried twice": [twice]})
     unequal = chz.replace(many, optimizer=few.optimizer)
     with pytest.raises(ConfigError, match="unequal makes 400, few 1600"):
         refuse_unequal_rollouts({"few": [few], "unequal": [unequal]})
@@ -118,3 +99,7 @@ def test_batches_of_other_sizes_count_as_rollouts() -> None:
     )
     with pytest.raises(ConfigError, match="others and few must have the same dataset"):
         refuse_unequal_rollouts({"few": [few], "others": [others]})
+    config = short(Path("a"))
+    fewer = chz.replace(config, num_generations=5)
+    with pytest.raises(ConfigError, match="short makes 20 per problem of a batch, es 24: change"):
+        refuse_unequal_rollouts({"es": [config], "short": [fewer]})

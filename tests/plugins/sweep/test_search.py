@@ -63,18 +63,6 @@ def test_checks_see_all_values_and_both_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"optimizer.sigma": 0.005, "attempts": 2}, "sigma0.005-attempts2"),
-        ({"a.sigma": "0.1", "b.sigma": "0.2"}, "a.sigma0.1-b.sigma0.2"),
-        ({}, "run"),
-    ],
-)
-def test_a_directory_is_named_after_the_options(options: dict[str, str], name: str) -> None:
-    assert Trial(0, options).name == name
-
-
-@pytest.mark.parametrize(
     ("one", "other"),
     [
         ({"sigma": 0.123456}, {"sigma": 0.123457}),

@@ -1,8 +1,4 @@
-"""What model-written code can do in the sandbox, and that nothing of it gets out.
-
-Each escape is tried in the real sandbox; the test shows that the attempt failed and that the host
-is unharmed.
-"""
+"""Escapes from the sandbox, tried in the real one: each attempt fails and the host is unharmed."""
 
 import functools
 import itertools
@@ -141,8 +137,11 @@ for folder, folders, files in os.walk("/"):
 
 
 @needs_sandbox
-async def test_it_sees_the_programs_of_the_system_and_nothing_else(tmp_path: Path) -> None:
+async def test_it_sees_the_programs_of_the_system_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "secret").write_text("secret")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
     seen = await output(SEEN)
     assert {*seen} - {"/etc", "/etc ld.so.cache"} == {
         "/ code.py",
@@ -154,6 +153,8 @@ async def test_it_sees_the_programs_of_the_system_and_nothing_else(tmp_path: Pat
     tried += [str(Path.home()), str(ROOT), str(tmp_path / "secret")]
     found = await output(f"import os\nprint([p for p in {tried!r} if os.path.exists(p)])")
     assert found == ["[]"]
+    names = "{'PATH', 'HOME', 'LANG', 'PYTHONHASHSEED', 'PWD'}"
+    assert await output(f"import os; print(set(os.environ) - {names})") == ["set()"]
 
 
 READS_MEMORY = """
@@ -179,15 +180,6 @@ async def test_it_looks_into_no_process_by_ptrace_or_otherwise(pid: str) -> None
     denied = os.strerror(1)
     found = await output(READS_MEMORY, stdin=str(os.getpid()) if pid == "outside" else pid)
     assert found == [f"vm {denied}", f"ptrace {denied}", f"keyctl {denied}"]
-
-
-@needs_sandbox
-async def test_no_environment_variable_gets_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    known = {"PATH", "HOME", "LANG", "PYTHONHASHSEED", "PWD"}
-    code = f"import os\nprint(set(os.environ) - {known!r})\nprint(open('/code.py').read())"
-    found = await output(code)
-    assert found[0] == "set()"
 
 
 @needs_sandbox
