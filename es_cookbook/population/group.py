@@ -133,22 +133,16 @@ class EnginePolicy(Policy):
         attempt.num_calls += 1
         params = _limited(params or attempt.sampling, observation.max_tokens)
         request = SampleRequest(self.target, observation, params, seed)
-        attempt.clock.wait()
-        try:
+        with attempt.clock.stopped():
             return await host.sample(request)
-        finally:
-            attempt.clock.go_on()
 
     async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
         """Log-probability of each continuation token."""
         attempt = self.attempt
         host = attempt.answering(self.target)
         request = LogprobsRequest(self.target, tuple(prompt_T), tuple(continuation_T))
-        attempt.clock.wait()
-        try:
+        with attempt.clock.stopped():
             return await host.logprobs(request)
-        finally:
-            attempt.clock.go_on()
 
     @property
     def sampling(self) -> SamplingParams:

@@ -44,17 +44,10 @@ _warned: set[str] = set()
 """Places that have been named in a warning."""
 
 
-@contextlib.contextmanager
-def clock_stopped() -> Generator[None]:
+def clock_stopped() -> contextlib.AbstractContextManager[None]:
     """Inside, the clock of the current rollout, if any, is stopped."""
     clock = _clock.get()
-    if clock is not None:
-        clock.wait()
-    try:
-        yield
-    finally:
-        if clock is not None:
-            clock.go_on()
+    return contextlib.nullcontext() if clock is None else clock.stopped()
 
 
 @contextlib.asynccontextmanager
@@ -214,17 +207,18 @@ class Clock:
         """End the turn, if there is one, and begin the next."""
         self._ticks_before_turn = self._ticks
 
-    def wait(self) -> None:
-        """Stop while the engine has control. Waits may overlap; each ends with `go_on`."""
+    @contextlib.contextmanager
+    def stopped(self) -> Generator[None]:
+        """Inside, the engine has control. May overlap, in tasks of the code."""
         self._num_waiting += 1
         if self._num_waiting == 1:
             self.watch.stopped()
-
-    def go_on(self) -> None:
-        """End one wait."""
-        self._num_waiting -= 1
-        if self._num_waiting == 0:
-            self.watch.started()
+        try:
+            yield
+        finally:
+            self._num_waiting -= 1
+            if self._num_waiting == 0:
+                self.watch.started()
 
     def advance(self) -> None:
         """Count a tick if the code has control, and cancel it if it has had that for too long."""

@@ -27,13 +27,10 @@ async def test_what_keeps_control_too_long_is_cancelled_and_says_where() -> None
 async def test_waiting_for_the_engine_does_not_count() -> None:
     watch = Watch(0.5)
     clock = Clock(watch)
-    with watch, clock.running():
-        clock.wait()
-        clock.wait()
+    with watch, clock.running(), clock.stopped():
+        with clock.stopped():
+            await anyio.sleep(0.4)
         await anyio.sleep(0.4)
-        clock.go_on()
-        await anyio.sleep(0.4)
-        clock.go_on()
     assert clock.overdue_at is None
     assert watch.seconds < 0.4
 
@@ -83,14 +80,9 @@ async def test_a_turn_that_takes_too_long_is_cancelled_though_the_rollout_has_ti
         for _ in range(4):  # turns that are in time, together longer
             turn_begins()
             await anyio.sleep(0.05)
-            await _engine_call(clock, seconds=0.2)
+            with clock.stopped():
+                await anyio.sleep(0.2)
         turn_begins()
         await anyio.sleep_forever()
     assert clock.reason == "TimeoutError: a turn not done after 0.1 s (turn_timeout)"
     assert clock.overdue_at is not None and "sleep_forever" in clock.overdue_at
-
-
-async def _engine_call(clock: Clock, seconds: float) -> None:
-    clock.wait()
-    await anyio.sleep(seconds)
-    clock.go_on()

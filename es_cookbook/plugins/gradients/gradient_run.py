@@ -32,7 +32,6 @@ from es_cookbook.checkpoints.tensors import metadata
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, EngineError, RunDirectoryError
 from es_cookbook.common.machine.cores import num_cores
-from es_cookbook.common.machine.scratch import scratch
 from es_cookbook.engines.base import Engine
 from es_cookbook.engines.torch.memory import trim
 from es_cookbook.evolution.exact import MODULUS, fingerprint_of
@@ -45,6 +44,7 @@ from es_cookbook.plugins.gradients.checkpoints import (
 )
 from es_cookbook.plugins.gradients.gradient_config import MAY_DIFFER, GradientConfig
 from es_cookbook.plugins.gradients.learner import learn_tokens_alone
+from es_cookbook.plugins.gradients.scratch import scratch
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.rollouts import answer_lengths, env_metrics, mean_of, mean_rewards
 from es_cookbook.rl.types import (

@@ -212,7 +212,6 @@ class _Sweep:
         self._path = Path(settings.log_path)
         self._runs = list(runs)
         self._total, self._later, self._tell = total, later or iter(()), tell
-        self._waiting = collections.deque(runs)
         self._shares = worker.shares(settings.workers, settings.devices)
 
     def run(self) -> list[Result]:
@@ -254,7 +253,7 @@ class _Sweep:
     async def _keep_busy(self, share: worker.Share) -> None:
         """Train one run after another on a share of the machine."""
         while (run := self._next()) is not None:
-            number = len(self._runs) - len(self._waiting)
+            number = self._runs.index(run) + 1
             print(f"run {number} of {self._total} begins: {run.path}", flush=True)
             run.state = "running"
             await self._train(run, share)
@@ -262,41 +261,31 @@ class _Sweep:
 
     def _next(self) -> _Run | None:
         """The next run to start; complete runs before it are reported."""
-        while self._waiting or self._add_later():
-            run = self._waiting.popleft()
-            if not is_complete(run.config):
-                return run
-            self._end(run, "complete")
+        while waiting := self._in("waiting") or self._added():
+            if not is_complete(waiting[0].config):
+                return waiting[0]
+            self._end(waiting[0], "complete")
         return None
 
-    def _add_later(self) -> bool:
-        """Add the runs of another trial; False if there is none."""
+    def _added(self) -> Sequence[_Run]:
+        """Add the runs of another trial, if there is one."""
         runs = next(self._later, ())
         self._runs += runs
-        self._waiting += runs
-        return bool(runs)
+        return runs
 
     async def _train(self, run: _Run, share: worker.Share) -> None:
         """Train a run in a process; interrupt it if this task is cancelled."""
-        process = await worker.start(run.config, share, self._output(run))
         try:
-            await process.exited()
+            run.problem = await worker.train(run.config, share, self._output(run))
         except BaseException:
             run.state = "interrupted"
             raise
-        finally:
-            with anyio.CancelScope(shield=True):
-                await worker.end(process)
         if is_complete(run.config):
+            run.problem = ""
             self._end(run, "complete")
-            return
-        if (process.exit_code or 0) < 0:
-            run.problem = f"its process {process.how()}"
-        elif process.exit_code == 0:
-            run.problem = f"it ended, but {run.path} holds another run"
         else:
-            run.problem = worker.last_words(self._output(run))
-        self._end(run, "failed")
+            run.problem = run.problem or f"it ended, but {run.path} holds another run"
+            self._end(run, "failed")
 
     def _end(self, run: _Run, state: State) -> None:
         metric, run.state = self._settings.metric, state

@@ -1,6 +1,6 @@
 """Runs in separate processes, each on its share of the cores.
 
-    python -m es_cookbook.plugins.sweep.worker cores=0,1 < config
+    python -m es_cookbook.plugins.sweep.worker < config
 
 A process is bound to its cores and starts as many threads, so that runs do not slow each other
 down. With several GPUs, it sees only its own. Its standard input is the run's Config, one line of
@@ -8,6 +8,7 @@ JSON, and stays open as long as the sweep's process lives: when it closes, the r
 and can be continued. Exit codes are those of every command.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -57,18 +58,24 @@ def shares(count: int, devices: Sequence[str]) -> list[Share]:
     ]
 
 
-async def start(config: Config, share: Share, output: Path) -> Process:
-    """Train in a new process, whose output is appended to `output`."""
+async def train(config: Config, share: Share, output: Path) -> str:
+    """Train in a new process, which is interrupted if this task is cancelled.
+
+    Args:
+        config: config of the run.
+        share: the process's cores and GPU.
+        output: file to which its output is appended.
+
+    Returns:
+        Why the process failed; "" if it did not.
+    """
     cores, device = share
     text = config_to_json(config)
     found = (script_of(module) for module in modules_named(text))
     scripts = ",".join(str(script.resolve()) for script in found if script)
     with output.open("ab") as printed:
         process = await Process.start(
-            [
-                *(sys.executable, "-m", "es_cookbook.plugins.sweep.worker"),
-                *(f"cores={','.join(map(str, cores))}", f"scripts={scripts}"),
-            ],
+            [sys.executable, "-m", "es_cookbook.plugins.sweep.worker", f"scripts={scripts}"],
             {
                 **os.environ,
                 "OMP_NUM_THREADS": str(threads_of(cores)),
@@ -79,20 +86,23 @@ async def start(config: Config, share: Share, output: Path) -> Process:
             stderr=printed,
             outlives=True,  # It interrupts itself when its standard input ends.
         )
+    if hasattr(os, "sched_setaffinity"):
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(process.pid, cores)
     process.write(json.dumps(json.loads(text)).encode() + b"\n")
-    return process
-
-
-async def end(process: Process) -> None:
-    """Interrupt it if it is still running, and wait for it."""
-    process.interrupt()
-    with anyio.move_on_after(_SECONDS_TO_END):
+    try:
         await process.exited()
-    await process.end()
+    finally:
+        with anyio.CancelScope(shield=True):
+            process.interrupt()
+            with anyio.move_on_after(_SECONDS_TO_END):
+                await process.exited()
+            await process.end()
+    code = process.exit_code or 0
+    return f"its process {process.how()}" if code < 0 else _last_line(output) if code else ""
 
 
-def last_words(output: Path) -> str:
-    """The last line of a process's output."""
+def _last_line(output: Path) -> str:
     with output.open("rb") as printed:
         printed.seek(max(printed.seek(0, os.SEEK_END) - 10_000, 0))
         lines = printed.read().decode("utf-8", "replace").strip().split("\n")
@@ -103,14 +113,11 @@ def last_words(output: Path) -> str:
 class _Worker:
     """Train with the Config from the standard input."""
 
-    cores: tuple[int, ...] = chz.field(default=(), doc="cores to stay on; empty: all")
     scripts: tuple[str, ...] = chz.field(default=(), doc="scripts whose classes the Config names")
 
 
 def main(worker: _Worker) -> None:
     """Train, or continue; a complete run is left as it is."""
-    if worker.cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, worker.cores)
     text = sys.stdin.readline()
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     config = config_from_json(text, [*trust_of(text), *worker.scripts])

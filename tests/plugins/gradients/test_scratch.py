@@ -8,7 +8,7 @@ from pathlib import Path
 
 PROGRAM = """
 import sys
-from es_cookbook.common.machine.scratch import scratch
+from es_cookbook.plugins.gradients.scratch import scratch
 with scratch() as folder:
     (folder / "rows.jsonl").write_text("a row")
     print(folder, flush=True)
