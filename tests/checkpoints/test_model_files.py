@@ -108,7 +108,7 @@ async def test_no_engine_starts_a_process_for_a_name_that_cannot_be_had(
 
     monkeypatch.setattr("es_cookbook.engines.ray.cluster.Cluster.connect", start)
     monkeypatch.setitem(sys.modules, "vllm", None)  # Whoever imports it meets an error.
-    with pytest.raises(ModelError, match="knows no model no/such, or hides it"):
+    with pytest.raises(ModelError, match="has no model no/such, or it is private"):
         await builder(model_name="no/such", search_space=LowRank())
     assert len(hub.requests) == 1
 

@@ -8,7 +8,7 @@ spaces of 10² to 10⁶ parameters.
 
 CMA-ES uses only ranks, best first, ties in the order of the population. A lost genome (NaN) ranks
 last, because the libraries need the whole population ranked. If no two genomes differ, or all are
-lost, nothing is told, and the step is empty.
+lost, the distribution stays as it is, and the step is empty.
 
 The state is rebuilt by asking and telling the recorded generations again. The libraries compute
 with NumPy and LAPACK, so the bits are the same where those are the same. Elsewhere the recorded

@@ -11,7 +11,7 @@ from es_cookbook.plugins.judges.chat import AskAgainError, ChatServer, Completio
 from es_cookbook.rl.data.rows import check_template
 from es_cookbook.rl.types import SOURCE_DOC
 
-Asked: TypeAlias = tuple[str, str, int | None]
+Question: TypeAlias = tuple[str, str, int | None]
 """A question: the key of its answer, the prompt, and the seed; None: the server's own."""
 Outcome: TypeAlias = Completion | str
 """An answer, or the reason why there is none."""
@@ -19,7 +19,7 @@ Outcome: TypeAlias = Completion | str
 KEY = "ES_COOKBOOK_GENERATE_KEY"
 """Environment variable with the server's key, if it needs one; no other is sent."""
 _FOR_ALL = (401, 403, 404, 405)
-"""Statuses of a refused key or an unknown model, which concern every question, not one alone."""
+"""Statuses of a refused key or an unknown model, which concern all questions."""
 HOW = "generated"
 """Field of the output that says how its answer was made."""
 

@@ -19,7 +19,7 @@ from distilabel.steps.tasks import TextGeneration
 from typing_extensions import override
 
 from es_cookbook.common.errors import ServerError
-from es_cookbook.plugins.generate.asking import Asked, GenerateConfig, Outcome, answer_to
+from es_cookbook.plugins.generate.asking import GenerateConfig, Outcome, Question, answer_to
 from es_cookbook.plugins.judges.chat import Completion
 
 
@@ -46,7 +46,7 @@ class _ChatLLM(AsyncLLM):
 
 
 def ask(
-    config: GenerateConfig, missing: Sequence[Asked], collect: Callable[[str, Outcome], None]
+    config: GenerateConfig, missing: Sequence[Question], collect: Callable[[str, Outcome], None]
 ) -> None:
     """Ask, and pass the outcome of each question to `collect` with its key."""
     options = {name: getattr(config, name) for name in chz.chz_fields(GenerateConfig)}

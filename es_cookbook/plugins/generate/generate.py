@@ -6,7 +6,7 @@
 
 Every line of the output has the fields of a row, the `prompt`, the `completion`, and under
 `generated` the model and its sampling options, so `train` and `sft` can read it as it is. Equal
-prompts are asked once, and each of their rows gets the answers; of equal answers a row keeps one.
+prompts are sent once, and each of their rows gets the answers; a row keeps equal answers once.
 
 Answers are appended to a file beside the output (`answers.jsonl.parts`) as they arrive; the output
 is written from it at the end, in the order of the rows. After an interruption, the same command
@@ -37,7 +37,7 @@ from es_cookbook.common.errors import (
 )
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import one_line, plural, say
-from es_cookbook.plugins.generate.asking import HOW, Asked, GenerateConfig, Outcome, answer_to
+from es_cookbook.plugins.generate.asking import HOW, GenerateConfig, Outcome, Question, answer_to
 from es_cookbook.plugins.judges.chat import Completion
 from es_cookbook.rl.data.rows import Row, filled
 from es_cookbook.rl.data.sources import load_rows
@@ -46,7 +46,7 @@ from es_cookbook.runs.files import LineFile, replace_file
 PARTS = ".parts"
 """Ends the name of the file with the answers as they came."""
 HOPELESS = 16
-"""Consecutive questions without an answer after which no more are asked."""
+"""Consecutive questions without an answer after which the command stops."""
 
 
 class _Answers:
@@ -67,8 +67,8 @@ class _Answers:
                 self.by_key[found["key"]] = Completion(found["text"], found["finish_reason"])
             except (ValueError, LookupError, TypeError, RecursionError):
                 raise DataError(
-                    f"{path}, line {number}: no line of `generate`; give another output, or delete "
-                    "this file to begin again"
+                    f"{path}, line {number}: not a line of `generate`; give another output, or "
+                    "delete this file to begin again"
                 ) from None
         self._file = LineFile(path)
         self._file.truncate(len(whole))
@@ -166,11 +166,11 @@ def _settings(config: GenerateConfig) -> dict[str, object]:
 
 def _key(config: GenerateConfig, prompt: str, replica: int) -> str:
     """Identifies an answer by its prompt and options, wherever its row is."""
-    asked = json.dumps([prompt, _settings(config)])
-    return f"{hashlib.blake2b(asked.encode(), digest_size=12).hexdigest()}-{replica}"
+    question = json.dumps([prompt, _settings(config)])
+    return f"{hashlib.blake2b(question.encode(), digest_size=12).hexdigest()}-{replica}"
 
 
-def _missing(config: GenerateConfig, prompts: Collection[str], answers: _Answers) -> list[Asked]:
+def _missing(config: GenerateConfig, prompts: Collection[str], answers: _Answers) -> list[Question]:
     """The unanswered questions, replica by replica; seeds of 31 bits suit every server."""
     found = [
         (key, prompt, None if config.seed is None else derive_seed(config.seed, key) >> 32)
@@ -214,7 +214,7 @@ def _collector(
 
 
 async def _ask(
-    config: GenerateConfig, missing: Sequence[Asked], collect: Callable[[str, Outcome], None]
+    config: GenerateConfig, missing: Sequence[Question], collect: Callable[[str, Outcome], None]
 ) -> None:
     waiting = iter(missing)
 

@@ -370,7 +370,7 @@ class _Population(NamedTuple):
 
 
 class _GeneticOptimizer(Optimizer):
-    """The genomes depend on the run seed, the generation and what was told before.
+    """The genomes depend on the run seed, the generation and earlier results.
 
     Attributes:
         champion: the centre's genes without the trunk.
@@ -435,19 +435,22 @@ class _GeneticOptimizer(Optimizer):
     ) -> Step:
         """The step from the old champion to the new one, with the ES step if there is one."""
         check_fitness(fitness_G)
-        asked = self.population(generation)
-        told = self._told(asked.members_G, scores_P_G, fitness_G)
+        population = self.population(generation)
+        tested = self._tested(population.members_G, scores_P_G, fitness_G)
         self._latest = None
-        self._metrics = {"genetic/outgrown": asked.outgrown, "genetic/species": asked.num_species}
-        if len({parent.fitness for parent in told}) < 2:
+        self._metrics = {
+            "genetic/outgrown": population.outgrown,
+            "genetic/species": population.num_species,
+        }
+        if len({parent.fitness for parent in tested}) < 2:
             return Step()
-        self._select(told)
+        self._select(tested)
         if _is_due(self._config.migration_every, generation):
             self._islands = migrated(self._islands)
         if _is_due(self._config.merge_every, generation):
-            self._merge(generation, told)
+            self._merge(generation, tested)
         elif self._config.es_weight:
-            self._trunk += self._es_step(generation, told)
+            self._trunk += self._es_step(generation, tested)
         before, self._centre = self._centre, in_order(self._trunk, self.champion)
         return step_between(before, self._centre)
 
@@ -518,7 +521,7 @@ class _GeneticOptimizer(Optimizer):
         """The birth of child n of a generation; n = population_size is the ES step."""
         return generation * (self._config.population_size + 1) + n
 
-    def _told(
+    def _tested(
         self, members_G: Sequence[Parent], scores_P_G: Floats | None, fitness_G: Floats
     ) -> list[Parent]:
         """The members that were not lost, with scores if species go by them."""
@@ -527,37 +530,37 @@ class _GeneticOptimizer(Optimizer):
             if scores_P_G is None:
                 raise ValueError("with species_by=behaviour, tell needs scores_P_G")
             behaviour_G = scores_P_G.T.tolist()
-        told = zip(members_G, fitness_G.tolist(), behaviour_G, strict=True)
+        tested = zip(members_G, fitness_G.tolist(), behaviour_G, strict=True)
         return [
             member._replace(fitness=fitness, scores_P=tuple(scores_P))
-            for member, fitness, scores_P in told
+            for member, fitness, scores_P in tested
             if math.isfinite(fitness)
         ]
 
-    def _select(self, told: Sequence[Parent]) -> None:
+    def _select(self, tested: Sequence[Parent]) -> None:
         """The fittest becomes the champion; among equals the champion stays, or else the first."""
-        best = max(told, key=lambda parent: (parent.fitness, parent.individual == self.champion))
+        best = max(tested, key=lambda parent: (parent.fitness, parent.individual == self.champion))
         self.champion = best.individual
         self._islands = [
-            best_first([parent for parent in told if parent.island == i])
+            best_first([parent for parent in tested if parent.island == i])
             for i in range(self._config.num_islands)
         ]
 
-    def _merge(self, generation: int, told: Sequence[Parent]) -> None:
+    def _merge(self, generation: int, tested: Sequence[Parent]) -> None:
         """Merge all genes into the trunk (`es.merged`), from which all individuals restart."""
-        new = {parent.mutation.seed for parent in told if parent.mutation is not None}
-        births = {gene.seed: gene.birth for parent in told for gene in parent.individual}
-        genomes_G = [Genome(terms(sorted(parent.individual))) for parent in told]
-        relative_G = _less_mean([parent.fitness for parent in told])
+        new = {parent.mutation.seed for parent in tested if parent.mutation is not None}
+        births = {gene.seed: gene.birth for parent in tested for gene in parent.individual}
+        genomes_G = [Genome(terms(sorted(parent.individual))) for parent in tested]
+        relative_G = _less_mean([parent.fitness for parent in tested])
         rate = self.learning_rate(generation) or 0.0
         all_terms = merged(genomes_G, relative_G, births.keys() - new, rate)
         self._trunk += [Gene(births[term.seed], term.seed, term.coefficient) for term in all_terms]
         self.champion = BASE
         self._islands = [[Parent(BASE, 0.0)] for _ in self._islands]
 
-    def _es_step(self, generation: int, told: Sequence[Parent]) -> list[Gene]:
+    def _es_step(self, generation: int, tested: Sequence[Parent]) -> list[Gene]:
         """An ES step over the new mutations, with their mean fitness as the baseline."""
-        tried = [(p.mutation, p.fitness) for p in told if p.mutation is not None]
+        tried = [(p.mutation, p.fitness) for p in tested if p.mutation is not None]
         if not tried:
             return []
         genomes_G = [Genome(terms([gene])) for gene, _ in tried]

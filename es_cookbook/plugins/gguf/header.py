@@ -198,7 +198,7 @@ def _check_model(path: Path, header: Header) -> None:
     if not isinstance(architecture, str):
         raise refused(path, "does not name an architecture (general.architecture)")
     if metadata.get(f"{architecture}.attention.causal", True) is not True:
-        raise refused(path, "is a model of embeddings, which writes no text")
+        raise refused(path, "is an embedding model, which generates no text")
     if _EMBEDDING not in tensors or len(tensors[_EMBEDDING].shape) != 2:
         raise refused(path, f"has no embedding of tokens ({_EMBEDDING}): it is no language model")
     tokens, rows = metadata.get("tokenizer.ggml.tokens"), tensors[_EMBEDDING].shape[1]

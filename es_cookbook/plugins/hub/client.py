@@ -85,13 +85,13 @@ def _reason(error: BaseException | None, what: str) -> str:
     given = f"with the token in {TOKEN}" if get_token() else f"without a token ({TOKEN} is not set)"
     match error:
         case errors.OfflineModeIsEnabled():
-            return "is not asked, because HF_HUB_OFFLINE is set"
+            return "is not contacted, because HF_HUB_OFFLINE is set"
         case errors.HFValidationError():
             return f"has no {what}: a name there is owner/name in letters, digits, '-', '_' and '.'"
         case errors.GatedRepoError():
-            return f"has terms that an account has to accept for {what}; it was asked {given}"
+            return f"requires an account to accept terms for {what}; the request was made {given}"
         case errors.RepositoryNotFoundError():
-            return f"knows no {what}, or hides it, because it is private; it was asked {given}"
+            return f"has no {what}, or it is private; the request was made {given}"
         case errors.RevisionNotFoundError():
             return f"has no such revision of {what}"
         case _:
@@ -100,13 +100,13 @@ def _reason(error: BaseException | None, what: str) -> str:
         case 401:
             return f"does not accept the token that is set ({TOKEN}, or by `hf auth login`)"
         case 403:
-            return f"refuses {what}: it was asked {given}, which does not give this access"
+            return f"refuses {what}: the request was made {given}, which does not give this access"
         case int() as status:
             return f"answered with status {status}"
         case _:
             first_line = str(error).strip().partition("\n")[0].replace(get_token() or "\0", "…")
-            told = f"{type(error).__name__}: {first_line}".removesuffix(": ")
-            return f"gave no usable answer ({told:.300})"
+            reason = f"{type(error).__name__}: {first_line}".removesuffix(": ")
+            return f"gave no usable answer ({reason:.300})"
 
 
 def _status(error: BaseException | None) -> int | None:

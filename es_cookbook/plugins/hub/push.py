@@ -161,7 +161,7 @@ def _make_repository(api: "HfApi", repo_id: str, private: bool) -> None:
     if private and not is_private:
         raise HubError(
             f"{repo_id} is public; make it private, or give private=False to push to a repository "
-            "that everybody may read"
+            "that everyone can read"
         )
 
 

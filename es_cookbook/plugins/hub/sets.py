@@ -61,8 +61,8 @@ def open_set(source: NamedSet) -> Callable[[], Iterator[Row]]:
             revision = _checked_revision(source)
     except HubError as error:
         revision, splits = _recorded(source, error)
-        told = source.option, source.name, error
-        _logger.warning("%s: %s is read from the cache: %s", *told)
+        what = source.option, source.name, error
+        _logger.warning("%s: %s is read from the cache: %s", *what)
         paths, is_cached = _of_split(source, splits), True
     else:
         splits = _resolved(source, revision)
@@ -126,7 +126,7 @@ def _resolved(source: NamedSet, revision: str | None) -> _Splits:
             if "scripts" not in str(error):
                 raise
             raise DataError(
-                f"{source.name}: is made by its own code, which is not run; accepted are sets of "
+                f"{source.name}: is loaded by a script, which is not run; accepted are sets of "
                 "data files"
             ) from error
         except ValueError:
@@ -166,9 +166,9 @@ def _of_split(source: NamedSet, splits: _Splits) -> Sequence[str]:
 
 
 def _missing(what: str, wanted: str, names: Sequence[str], source: NamedSet) -> DataError:
-    said = f"has no {what} {wanted!r}, only" if wanted else f"has several {what}s, choose one of"
+    found = f"has no {what} {wanted!r}, only" if wanted else f"has several {what}s, choose one of"
     return DataError(
-        f"{source.name}: {said} {', '.join(names) or 'none'}; accepted is {source.name}:"
+        f"{source.name}: {found} {', '.join(names) or 'none'}; accepted is {source.name}:"
         "CONFIGURATION:SPLIT, of which either may be left out where it is clear"
     )
 

@@ -65,9 +65,9 @@ class InspectConfig(RunOrModel, Answering):
     def _ranges(self) -> None:
         check_range(self, "limit", "epochs", "max_tokens", at_least=1)
         if not self.log_path and self.model_name is None:
-            raise ConfigError("who is evaluated? Give log_path=RUN or model_name=MODEL")
+            raise ConfigError("give log_path=RUN or model_name=MODEL: what is to be evaluated")
         if not self.log_path and self.genome != "centre":
-            raise ConfigError("genome is of a run: give log_path=RUN")
+            raise ConfigError("genome= needs a run: give log_path=RUN")
         self.arguments()
 
     def arguments(self) -> dict[str, object]:
@@ -96,8 +96,8 @@ def main(config: InspectConfig) -> None:
     for log in anyio.run(_logs, config, subject):
         task, results = log.eval.task, log.results
         if log.status != "success":
-            said = " ".join((log.error.message if log.error else log.status).split())
-            raise EnvError(f"{task} failed: {printable(said)[:300]}; see {log.location}")
+            reason = " ".join((log.error.message if log.error else log.status).split())
+            raise EnvError(f"{task} failed: {printable(reason)[:300]}; see {log.location}")
         metrics = ", ".join(
             f"{score.name}/{name} {float(metric.value):.4g}"
             for score in (results.scores if results else ())

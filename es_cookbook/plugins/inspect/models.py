@@ -6,7 +6,7 @@ inspect-ai evaluates a model with its own tasks: a dataset, a solver, which may 
 tools over many turns, and scorers. It asks for one turn at a time and passes the whole chat. A chat
 that continues a turn of this model continues from its tokens; other chats are rendered as a whole.
 
-A turn's sampling seed follows from the run's seed, the prompt, and how often it was asked before.
+A turn's sampling seed follows from the run's seed, the prompt, and how often it came before.
 So an evaluation gives the same answers for any order of its samples.
 
 Source: https://inspect.aisi.org.uk/extensions.html#model-apis
@@ -111,7 +111,7 @@ class _RunModel(ModelAPI):
             )
         self._source = source
         self._chat_of = functools.lru_cache(maxsize=64)(self._chat_with)
-        self._asked: Counter[bytes] = Counter()
+        self._counts: Counter[bytes] = Counter()
         self._kept = KeptTurns()
 
     @override
@@ -200,9 +200,9 @@ class _RunModel(ModelAPI):
 
     def _seed(self, observation: Observation, config: GenerateConfig) -> int:
         prompt = hashlib.blake2b(repr(observation.tokens_T).encode(), digest_size=8).digest()
-        self._asked[prompt] += 1
+        self._counts[prompt] += 1
         seed = self._source.seed if config.seed is None else config.seed
-        return derive_seed(seed, "inspect", int.from_bytes(prompt, "big"), self._asked[prompt])
+        return derive_seed(seed, "inspect", int.from_bytes(prompt, "big"), self._counts[prompt])
 
     def _output(self, observation: Observation, action: Action, parsed: Parsed) -> ModelOutput:
         calls = [
@@ -215,9 +215,9 @@ class _RunModel(ModelAPI):
         ]
         # As inspect's own models, whose thoughts scorers do not see.
         opened = opened_thought(self._source.tokenizer, observation.tokens_T)
-        said = spoken(whole_turn(parsed.content, opened))
+        content = spoken(whole_turn(parsed.content, opened))
         message = ChatMessageAssistant(
-            content=said, tool_calls=calls or None, model=self._name, source="generate"
+            content=content, tool_calls=calls or None, model=self._name, source="generate"
         )
         ended = "tool_calls" if calls else "stop"
         stop_reason = "max_tokens" if action.stop_reason == "length" else ended
@@ -235,7 +235,7 @@ def _params(sampling: SamplingParams, config: GenerateConfig) -> SamplingParams:
     """The sampling parameters: the task's, or else the run's."""
     for name in _REFUSED:
         if getattr(config, name):
-            raise RequestError(f"the task sets {name}, which the engines of a run do not have")
+            raise RequestError(f"the task sets {name}, which engines do not support")
     if (config.num_choices or 1) != 1:
         raise RequestError(f"the task wants {config.num_choices} choices at once; use epochs")
     given = {

@@ -34,24 +34,28 @@ def _servers(rows: "ToolRows") -> str:
 
 @chz.chz
 class ToolRows(ScoredRows):
-    """Rows asked in a chat with tools; the turn without calls is the answer."""
+    """Rows for chats with tools; the turn without calls is the answer."""
 
     tools: str = chz.field(
         doc="MCP servers whose tools the model may call: mcp:COMMAND, which no shell reads, "
         "or mcp:http://127.0.0.1:PORT/mcp; several with commas between them",
-        metadata=needs_trust(_servers, "are servers that are started or asked"),
+        metadata=needs_trust(_servers, "are servers that are started or called"),
     )
     chat: ChatOptions = chz.field(
-        default_factory=ChatOptions, doc="turns, tokens and tools of a rollout"
+        default_factory=ChatOptions, doc="turns, tokens and tools per rollout"
     )
     servers: Literal["shared", "rollout"] = chz.field(
         default="shared",
-        doc="shared: rollouts share a server; rollout: each that calls a tool has its own",
+        doc="shared: rollouts share a server; rollout: each rollout that calls a tool starts one",
     )
-    tool_timeout: float = chz.field(default=30.0, doc="seconds for a call, and for a start")
-    max_chars: int = chz.field(default=4000, doc="longer results are cut, and say so")
+    tool_timeout: float = chz.field(
+        default=30.0, doc="seconds for a call, and for starting a server"
+    )
+    max_chars: int = chz.field(
+        default=4000, doc="maximum characters of a result; longer ones are truncated"
+    )
     at_once: int = chz.field(
-        default=64, doc="maximum number of pending calls, or of rollouts with servers of their own"
+        default=64, doc="maximum number of pending calls, or of rollouts with separate servers"
     )
 
     @chz.validate

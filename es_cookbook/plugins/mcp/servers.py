@@ -1,4 +1,4 @@
-"""MCP servers as a user names them, and checks of what they say: tool descriptions and results.
+"""MCP servers as users name them, and checks of their tool descriptions and results.
 
 All of it is data. A description and a schema are shown to the model only: no reference in a schema
 is followed, no pattern in it is matched, and arguments are checked by the server.
@@ -32,11 +32,11 @@ class Server:
 
     Attributes:
         target: a command, or the URL of a server on this machine.
-        per_rollout: each rollout that calls a tool has its own server, or session over HTTP.
-        timeout: seconds for a call, and for a start.
-        at_once: maximum number of pending calls to a shared server, or of rollouts with servers of
-            their own.
-        max_chars: longer results are cut, and say so.
+        per_rollout: each rollout that calls a tool has a separate server, or session over HTTP.
+        timeout: seconds for a call, and for starting the server.
+        at_once: maximum number of pending calls to a shared server, or of rollouts with separate
+            servers.
+        max_chars: maximum characters of a result; longer ones are truncated.
     """
 
     target: str
@@ -137,7 +137,7 @@ def _is_schema(schema: Mapping[str, Any]) -> bool:
     )
 
 
-def told(result: "CallToolResult", max_chars: int) -> Result:
+def to_result(result: "CallToolResult", max_chars: int) -> Result:
     """A result for the model: its texts, or its JSON if it has none.
 
     Pictures, sounds and links are left out, and named.

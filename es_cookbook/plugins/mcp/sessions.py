@@ -1,4 +1,4 @@
-"""Sessions with MCP servers: opened, asked within a time limit, and ended.
+"""Sessions with MCP servers: opened, called within a time limit, and closed.
 
 A session has its own task, because rollouts come and go, and any of them may open the one that all
 share. After a failure it gets no more calls: it ends when pending ones are answered, and the next
@@ -29,7 +29,7 @@ from pydantic import ValidationError
 
 from es_cookbook.common.errors import EnvError, leaves
 from es_cookbook.common.terminal import one_line
-from es_cookbook.plugins.mcp.servers import MOST_TOOLS, MCPTool, Server, checked_tools, told
+from es_cookbook.plugins.mcp.servers import MOST_TOOLS, MCPTool, Server, checked_tools, to_result
 from es_cookbook.plugins.mcp.transports import http, stdio
 from es_cookbook.rl.messages.tools import Result, cut, failed
 
@@ -90,7 +90,7 @@ class Session:
                 if error.code != INVALID_PARAMS:
                     raise
                 return failed(cut(error.message, self._server.max_chars))
-        return told(found, self._server.max_chars)
+        return to_result(found, self._server.max_chars)
 
     def retire(self) -> None:
         """Take no more calls, and end after those in progress."""
@@ -125,8 +125,8 @@ class Session:
                 if _is_closed(error):
                     self._end()
                     await asyncio.wait((self.living,))
-                said = one_line(error.message)[:200]
-                why = self._why or f"{self._server} answered with an error: {said}"
+                message = one_line(error.message)[:200]
+                why = self._why or f"{self._server} answered with an error: {message}"
             elif isinstance(error, ValidationError):
                 why = f"{self._server} answered with something other than a tool's result"
             else:

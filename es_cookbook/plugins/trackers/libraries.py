@@ -193,7 +193,7 @@ def _row(generation: int, sampled: SampledRollout, decode: Decode) -> list[str |
         seen = [decode(tokens) for _, tokens in rollout.seen]
         prompt = seen[0] if seen else ""
         actions = [transition.action.text for transition in rollout.transitions]
-        later = [f"[{said}]\n{action}" for said, action in zip(seen[1:], actions[1:], strict=True)]
+        later = [f"[{text}]\n{action}" for text, action in zip(seen[1:], actions[1:], strict=True)]
         answer = "\n".join([*actions[:1], *later])
     return [
         *(generation, sampled.problem, sampled.genome, sampled.attempt),

@@ -250,7 +250,7 @@ def test_a_file_of_others_is_neither_written_nor_read() -> None:
         assert Path("out.jsonl").read_text() == "mine\n"
         for content in ("[]\n", "{}\n", "{\n"):
             Path("out.jsonl" + PARTS).write_text(content)
-            with pytest.raises(DataError, match="line 1: no line of `generate`;"):
+            with pytest.raises(DataError, match="line 1: not a line of `generate`;"):
                 generate(server)
 
 

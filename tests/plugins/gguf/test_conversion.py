@@ -264,7 +264,7 @@ def remade(file: Path, path: Path, change: Callable[[dict[str, Any]], object]) -
     [
         ({"general.architecture": "rwkv6"}, "cannot be converted: .*rwkv6 is not supported"),
         ({"split.count": 2, "general.architecture": None}, "is one of several parts of a model"),
-        ({"llama.attention.causal": False}, "is a model of embeddings, which writes no text"),
+        ({"llama.attention.causal": False}, "is an embedding model, which generates no text"),
         ({"llama.block_count": 2**31}, "has llama.block_count 2147483648, which it cannot"),
         ({"llama.block_count": 3}, "parameters; transformers knows"),
         ({"llama.rope.dimension_count": 4}, "turns 4 of a head's 8 dimensions, which LlamaConfig"),

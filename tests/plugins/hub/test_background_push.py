@@ -148,7 +148,7 @@ async def test_a_run_is_the_same_whatever_the_server_does_after_its_start(
         ("wrong token", "cannot push to me/run: http://{} does not accept the token that is set"),
         (
             "may not write",
-            "cannot push to me/run: http://{} refuses repository me/run: it was",
+            "cannot push to me/run: http://{} refuses repository me/run: the request was",
         ),
         ("public", "cannot push to me/run: me/run is public; make it private, or give private="),
     ],

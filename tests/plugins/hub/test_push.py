@@ -83,7 +83,7 @@ def test_a_public_repository_is_refused_unless_it_is_asked_for(
         push(export, "me/open")
     assert str(refused.value) == (
         "me/open is public; make it private, or give private=False to push to a repository that "
-        "everybody may read"
+        "everyone can read"
     )
     assert hub.files("me/open") == {}
     push(export, "me/open", private=False)

@@ -142,7 +142,7 @@ async def test_a_run_is_evaluated_and_answers_as_it_does_elsewhere(
         ('task_args={"mots": 2}', "head has no argument 'mots'; did you mean 'most'?"),
         ("task_args=[1]", "task_args must be a JSON object, found [1]"),
         (f"task={TASKS}@multiply", "multiply"),
-        (f"task={TASKS}@with_top_k", "sets top_k, which the engines of a run do not have"),
+        (f"task={TASKS}@with_top_k", "sets top_k, which engines do not support"),
         ("genome=1000", "there is no genome 1000"),
     ],
 )
@@ -184,6 +184,6 @@ def test_a_model_without_a_run_is_evaluated_with_a_task_of_an_installed_package(
     printed = capsys.readouterr().out
     assert "head, es/model, 2 samples: includes/accuracy" in printed
     assert call(monkeypatch, *options, *task, "genome=1") != 0
-    assert "genome is of a run: give log_path=RUN" in capsys.readouterr().err
+    assert "genome= needs a run: give log_path=RUN" in capsys.readouterr().err
     assert call(monkeypatch, *task) != 0
     assert "Give log_path=RUN or model_name=MODEL" in capsys.readouterr().err

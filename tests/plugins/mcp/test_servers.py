@@ -13,7 +13,7 @@ from es_cookbook.plugins.mcp.servers import (
     check_names,
     checked_tools,
     targets,
-    told,
+    to_result,
 )
 from es_cookbook.rl.messages.tools import Result
 
@@ -120,6 +120,6 @@ def test_a_server_is_a_command_or_an_address_of_this_machine() -> None:
     ],
 )
 def test_the_model_is_told_texts_or_json(result: dict[str, Any], text: str) -> None:
-    assert told(CallToolResult.model_validate(result), 30) == Result(text)
+    assert to_result(CallToolResult.model_validate(result), 30) == Result(text)
     failed = CallToolResult.model_validate({**result, "isError": True})
-    assert told(failed, 30) == Result(f"error: {text}", failed=True)
+    assert to_result(failed, 30) == Result(f"error: {text}", failed=True)

@@ -78,8 +78,8 @@ def test_a_hub_set_that_cannot_be_had_is_one_sentence(
         read("me/none", "source")
     assert str(caught.value) == (
         "source: 'me/none' is neither a data file nor a directory, it cannot be read from "
-        f"the cache (it is not there), and {hub.url} knows no dataset me/none, or hides it, "
-        "because it is private; it was asked with the token in HF_TOKEN; accepted: files whose "
+        f"the cache (it is not there), and {hub.url} has no dataset me/none, or it is "
+        "private; the request was made with the token in HF_TOKEN; accepted: files whose "
         f"names end in {', '.join(FILE_TYPES)}, a set that is in the "
         "cache, and with a network one on the Hub (HF_ENDPOINT for a mirror)"
     )
