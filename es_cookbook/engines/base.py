@@ -307,7 +307,7 @@ class ModelEngineBuilder(EngineBuilder):
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = chz.field(
         default="auto",
-        doc="dtype that samples; auto is the checkpoint's own. The centre is always float32",
+        doc="dtype of sampling weights; auto: the checkpoint's. The centre is always float32",
     )
     max_model_len: int | None = chz.field(
         default=None,

@@ -7,12 +7,12 @@ goes at once to all of them that are free; they answer with their centre's finge
 differs from most is restored from the base and all steps. Those that still run a block, where
 generations overlap, take the step before their next one, and are compared with the others then.
 
-Blocks of genomes go to whichever engine is free; requests to the centre or the base go to the one
-with the fewest requests. A rollout is a function of (centre, genome, prompt, sampling seed), and
-all four are known here. So if an engine dies, hangs or fails, its block goes to another and its
-requests are made again: if answers do not depend on the batch, the run is the same, bit for bit.
-Meanwhile a new engine is started in the place of the lost one, restored from the steps, and let in
-once its fingerprint is that of the others. After `max_restarts` of these within a generation, lost
+Blocks of genomes go to any free engine; requests to the centre or the base go to the one with the
+fewest requests. A rollout is a function of (centre, genome, prompt, sampling seed), and all four
+are known here. So if an engine dies, hangs or fails, its block goes to another and its requests are
+made again: if answers do not depend on the batch, the run is the same, bit for bit. Meanwhile a new
+engine is started in place of the lost one, restored from the steps, and joins once its fingerprint
+is that of the others. After `max_restarts` of these within a generation, lost
 engines stay away until the next step, after which at least one attempt is made for each of them.
 """
 
@@ -71,16 +71,16 @@ _RUNS = "can make ray run code that is not part of es_cookbook"
 class RayPoolBuilder(EngineBuilder):
     """Builds a `RayPool`."""
 
-    num_engines: int = chz.field(default=1, doc="engines of the pool; all have to start")
-    engine: EngineBuilder = Names(ENGINE_NAMES, default="torch").field("what each engine is")
+    num_engines: int = chz.field(default=1, doc="number of engines; all have to start")
+    engine: EngineBuilder = Names(ENGINE_NAMES, default="torch").field("builder of each engine")
     address: str = chz.field(
         default="local",
-        doc="local: a private Ray on this machine; auto or host:port: a cluster that runs",
+        doc="local: a private Ray on this machine; auto or host:port: a running cluster",
         metadata=needs_trust(lambda p: None if p.address in ("local", "auto") else "ray", _RUNS),
     )
     num_cpus: float | None = chz.field(
         default=None,
-        doc="cores of one engine, and its threads; if unset a share of this machine's where "
+        doc="cores, and so threads, of one engine; if unset an equal share of this machine's with "
         "address=local, else 1",
     )
     num_gpus: float | None = chz.field(
@@ -100,10 +100,10 @@ class RayPoolBuilder(EngineBuilder):
     )
     request_timeout: float = chz.field(
         default=600.0,
-        doc="seconds without an answer, while there are requests, after which an engine hangs",
+        doc="seconds without an answer to any request after which an engine counts as hung",
     )
     start_timeout: float = chz.field(
-        default=1800.0, doc="seconds for the cluster's room, for building and for restoring"
+        default=1800.0, doc="seconds for room on the cluster, for building and for restoring"
     )
 
     @property

@@ -1,18 +1,17 @@
 """The embedded engine: any Hugging Face causal LM on CPU, CUDA or MPS, without a server.
 
 Low-rank genomes share one model: all of them run in one batch (`population_layers`). Dense genomes
-(`FullRank`) get a model each, as many as there is memory
-for (see `memory`); a larger population goes in blocks.
-The centre is kept in float32 and moved by exact arithmetic (`evolution.centre`); the weights that
-sample are always derived from it, never undone. Weights of a quantised checkpoint are held
-dequantised (`checkpoints.quantised`), so it takes the memory of a plain one.
+(`FullRank`) have a model each, as many as fit into memory (see `memory`); a larger population runs
+in blocks. The centre is kept in float32 and moved by exact arithmetic (`evolution.centre`); the
+weights that sample are always derived from it, never undone. Weights of a quantised checkpoint are
+held dequantised (`checkpoints.quantised`), so it takes the memory of a plain one.
 
 Common prefixes of a genome's prompts are computed once (`prefix_cache`).
 
 On the CPU weights have the dtype of the checkpoint and products the one that the processor
-multiplies fastest (`processor`). An action is a function of (centre, genome, prompt, sampling seed)
-alone: not of the batch, of what is shared, of the number of lanes or cores. On CUDA and MPS
-matmuls of other heights may round otherwise, and a rare near-tie may flip.
+multiplies fastest (`kernels.products`). An action is a function of (centre, genome, prompt,
+sampling seed) alone: not of the batch, of shared prefixes, or of the number of lanes or cores. On
+CUDA and MPS matmuls of another height may round differently, and a rare near-tie may flip.
 """
 
 import asyncio
@@ -59,21 +58,21 @@ class TorchEngineBuilder(ModelEngineBuilder):
     )
     kv_cache_gib: float | None = chz.field(
         default=None,
-        doc="memory for keys and values, of requests that run, over all lanes, in GiB; three "
-        "eighths of what is free if unset",
+        doc="memory for keys and values of running requests, over all lanes, in GiB; three "
+        "eighths of free memory if unset",
     )
     memory_gib: float | None = chz.field(
-        default=None, doc="memory for resident genomes, in GiB; a quarter of what is free if unset"
+        default=None, doc="memory for resident genomes, in GiB; a quarter of free memory if unset"
     )
     prefix_cache_gib: float | None = chz.field(
         default=None,
-        doc="memory for keys and values of what prompts begin with in common, and of answers from "
-        "which an Env's next turn goes on, while no request reads them, in GiB; 0 shares and keeps "
-        "none; an eighth of what is free if unset",
+        doc="memory for common prefixes of prompts, and for answers that an Env's next turn "
+        "continues, while no request reads them, in GiB; 0 turns both off; an eighth of free "
+        "memory if unset",
     )
     num_lanes: int | None = chz.field(
         default=None,
-        doc="threads that run batches; if unset one a core on the CPU, at most OMP_NUM_THREADS",
+        doc="threads that run batches; if unset one per core on the CPU, at most OMP_NUM_THREADS",
     )
 
     @chz.validate

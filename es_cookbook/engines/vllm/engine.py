@@ -73,7 +73,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
     )
     kv_cache_gib: float | None = chz.field(
         default=None,
-        doc="memory for keys and values, in GiB; what gpu_memory_utilization leaves if unset, on "
+        doc="memory for keys and values, in GiB; if unset what gpu_memory_utilization leaves, on "
         "the CPU 1, or more for a long context",
     )
     tensor_parallel_size: int = chz.field(default=1, doc="GPUs that share the model")
@@ -83,7 +83,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
     quantization: str | None = chz.field(
         default=None, doc="vLLM's quantization method; the checkpoint's own if unset"
     )
-    seed: int = chz.field(default=0, doc="vLLM's own seed; requests have theirs")
+    seed: int = chz.field(default=0, doc="vLLM's own seed; each request carries another")
     extra: Mapping[str, Any] = chz.field(
         default_factory=dict,
         doc="further arguments of vLLM's AsyncEngineArgs, by name",
