@@ -62,11 +62,11 @@ async def evaluate(
     """Measure the centre on held-out problems.
 
     Args:
-        sampler: knows the engine, and how to sample otherwise.
+        sampler: provides the engine and all other sampling parameters.
         env_group_builders_P: the problems.
         attempts: attempts at each problem.
         temperature: temperature of the attempts; 0 is greedy.
-        extra_P: problems that are attempted too, for their Envs' metrics alone: a regulariser's.
+        extra_P: further problems of which only the metrics are reported, such as a regulariser's.
 
     Returns:
         `test/reward/mean`, `test/env/all/<metric>` and, by tag, `test/env/<tag>/<metric>`, all over

@@ -147,7 +147,7 @@ class Seconds:
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class PopulationSampler:
-    """Runs genomes against problems.
+    """Samples the rollouts of a population: every genome attempts every problem.
 
     Attributes:
         engine: one, or a pool of them; this sampler decides which genomes are resident.
@@ -191,7 +191,7 @@ class PopulationSampler:
         genomes_G: Sequence[Genome],
         overlap: Overlap | None = None,
     ) -> list[TrajectoryGroup]:
-        """Every genome's K attempts at every problem; one group per problem.
+        """Sample K attempts of every genome at every problem; returns one group per problem.
 
         Args:
             generation: generation from which sampling seeds are derived.
@@ -248,7 +248,7 @@ class PopulationSampler:
         attempts: int = 1,
         generation: int | None = None,
     ) -> list[TrajectoryGroup]:
-        """The centre's attempts at every problem; the resident genomes stay.
+        """Sample attempts of the centre at every problem; resident genomes are kept.
 
         Sampling seeds are those of a training generation, or of every evaluation if None.
 

@@ -69,7 +69,7 @@ def read_stop(typed: str) -> tuple[str, ...] | None:
 
 @chz.chz
 class SamplingParams:
-    """Parameters of sampling tokens from a policy's distribution."""
+    """Parameters for sampling tokens from a policy."""
 
     max_tokens: int = chz.field(default=256, doc="most tokens sampled for one action")
     temperature: float = chz.field(
@@ -104,7 +104,7 @@ class SamplingParams:
             )
 
     def scaled(self, factor: float) -> "SamplingParams":
-        """These parameters with the temperature times a factor."""
+        """Return these parameters with the temperature multiplied by a factor."""
         return chz.replace(self, temperature=self.temperature * factor) if factor != 1 else self
 
 
@@ -116,7 +116,7 @@ class Observation:
         tokens_T: prompt tokens, at least one.
         stop: strings that end the action; the action's text and tokens include them.
         stop_token_ids: tokens that end the action, as the model's end-of-sequence tokens do.
-        max_tokens: most tokens of the action, where that is fewer than the sampling parameters say.
+        max_tokens: limit of the action's tokens, if lower than that of the sampling parameters.
         is_last: any action ends the rollout, so that engines need keep nothing for a next
             turn.
         usual_stop: strings that end the action where `SamplingParams.stop` is None.
@@ -240,33 +240,33 @@ class Policy(ABC):
 
 
 class Env(ABC):
-    """One attempt at one problem. Lives for one rollout: there is no reset.
+    """An environment for one rollout of one problem; there is no reset.
 
-    All Envs share the event loop: run long computations in a worker (`rl.grading.workers`).
+    All Envs share one event loop: run long computations in a worker (`rl.grading.workers`).
 
     Attributes:
-        policy: makes the attempt, for Envs that query the model; set before they begin.
+        policy: the policy of the rollout, for Envs that query the model; set before it begins.
     """
 
     policy: Policy
 
     @abstractmethod
     async def initial_observation(self) -> Observation:
-        """The first observation."""
+        """Return the first observation."""
 
     async def act(self, observation: Observation) -> Action:
-        """The action at an observation: what the policy samples, as the run samples.
+        """Return the action for an observation; by default, sample it from the policy.
 
-        Override where an Env needs other sampling parameters, or nothing sampled at all.
+        Override it to use other sampling parameters, or an action that is not sampled.
         """
         return await self.policy.sample(observation)
 
     @abstractmethod
     async def step(self, action: Action) -> StepResult:
-        """Take the action; return its reward and the next observation, or the end."""
+        """Apply an action; return its reward and the next observation, or the end."""
 
     async def close(self) -> None:  # noqa: B027 - most Envs hold nothing
-        """Release what the Env holds when its group ends; nothing by default."""
+        """Release resources when the group ends; does nothing by default."""
 
 
 class ProvableEnv(Env):
@@ -407,16 +407,16 @@ class TrajectoryGroup:
 
 
 class EnvGroupBuilder(ABC):
-    """One problem. Frozen, picklable and stateless: a retry makes new Envs from it."""
+    """Builds the Envs of one problem. Frozen, picklable and stateless, so it can be retried."""
 
     @abstractmethod
     async def make_envs(self, num_envs: int) -> EnvGroup:
-        """Make `num_envs` fresh Envs of this problem. The population decides how many."""
+        """Make `num_envs` new Envs of this problem; the population determines the number."""
 
     async def compute_group_rewards(
         self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
     ) -> Sequence[GroupReward | LostRollout] | None:
-        """Rewards that need the whole group: comparisons, tournaments, preferences.
+        """Compute rewards that need the whole group: comparisons, tournaments, preferences.
 
         None, the default, adds nothing. Where genomes are asked here, as games between them ask,
         `asks_genomes` has to say so: this is called once all rollouts of the group have ended, so
@@ -461,7 +461,7 @@ class EnvGroupBuilder(ABC):
         return ()
 
     async def check(self, context_length: int) -> None:
-        """Check, before the first generation, that it can be attempted; by default nothing.
+        """Check before the run that the problem can be attempted; does nothing by default.
 
         Raises:
             DataError: It cannot; names the problem.
@@ -494,19 +494,19 @@ class RLDataset(ABC):
 
     @abstractmethod
     def get_batch(self, generation: int) -> Sequence[EnvGroupBuilder]:
-        """The problems of one generation, `env_group_builders_P`; wraps round with a reshuffle."""
+        """Return the problems of a generation, `env_group_builders_P`; reshuffled each epoch."""
 
     def results(
         self, generation: int, groups_P: Sequence[TrajectoryGroup]
     ) -> Sequence[ProblemResult]:
-        """The results that the history keeps, one per problem; by default none."""
+        """Return the results that the history keeps, one per problem; none by default."""
         del generation, groups_P
         return ()
 
     def tell(
         self, generation: int, results_P: Sequence[ProblemResult], given: bool = False
     ) -> None:
-        """Take in what `results` returned, now or when it was recorded; by default nothing.
+        """Update the dataset with what `results` returned; does nothing by default.
 
         `given` results come from the run that this one was forked from, maybe of other problems.
 
@@ -575,7 +575,7 @@ class RLDatasetBuilder(ABC):
         return "run"
 
     def check(self) -> None:
-        """Refuse, before a model is loaded, sources that are not there; by default nothing.
+        """Check before a model is loaded that the sources exist; does nothing by default.
 
         Raises:
             DataError: Which one, and why.

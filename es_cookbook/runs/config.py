@@ -208,7 +208,7 @@ class RunConfig(ABC):
 @chz.chz
 @with_each(REGULARISER_NAMES, Regulariser, "regulariser")
 class Config(RunConfig):
-    """A run of evolution strategies."""
+    """Configuration of a training run with evolution strategies."""
 
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
 

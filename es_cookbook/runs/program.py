@@ -87,16 +87,16 @@ async def train(config: Config, recorded: Recorded | None = None) -> None:
 
 @as_program()
 def run(config: Config) -> Result:
-    """Run `train` as a program: Ctrl-C and SIGTERM stop it cleanly, ready to go on.
+    """Train with a Config. Ctrl-C and SIGTERM stop the run cleanly; it can be resumed.
 
     Args:
-        config: an empty log_path is `runs/<name of the data>-<digest of the options>`.
+        config: an empty log_path becomes `runs/<name of the data>-<digest of the options>`.
 
     Returns:
-        Where the run is, and its first and last held-out metrics.
+        The run directory, and the first and last held-out metrics.
 
     Raises:
-        KeyboardInterrupt: It was stopped; says how to go on.
+        KeyboardInterrupt: The run was stopped; the message says how to continue it.
         ESCookbookError: As `train`.
     """
     refuse_while_imported()
@@ -124,10 +124,10 @@ def _interrupted(config: Config) -> str:
 
 
 def main(config: Config) -> None:
-    """Train with this Config, as the command line changes it; for a script.
+    """Train with a Config that command-line options may override; for scripts.
 
     Raises:
-        SystemExit: With the exit code, unless all went well.
+        SystemExit: The run failed or was stopped; with its exit code.
     """
     run_cli(functools.partial(train_and_tell, began=BEGAN), config)
 

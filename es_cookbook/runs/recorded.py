@@ -71,11 +71,11 @@ def open_run(
 
     Args:
         log_path: the directory.
-        model_name: present place of the base model; that of the run if None.
+        model_name: current location of the base model; None: the recorded one.
         trust: further packages whose classes and functions its config.json may name, and
             addresses that it may reach.
-        typed: options that the user replaces.
-        or_of_gradients: accept a run of gradients.
+        typed: options that replace recorded ones.
+        or_of_gradients: also accept runs trained by gradients.
 
     Raises:
         RunDirectoryError: No run is there.

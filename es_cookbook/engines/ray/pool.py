@@ -69,7 +69,7 @@ _RUNS = "can make ray run code that is not part of es_cookbook"
 
 @chz.chz
 class RayPoolBuilder(EngineBuilder):
-    """Builds a `RayPool`."""
+    """Builds a pool of engines, each in a Ray actor, on one machine or many."""
 
     num_engines: int = chz.field(default=1, doc="number of engines; all have to start")
     engine: EngineBuilder = Names(ENGINE_NAMES, default="torch").field("builder of each engine")

@@ -39,7 +39,7 @@ _CPU_PASS, _GPU_PASS = 1024, 4096
 
 @chz.chz
 class TorchEngineBuilder(ModelEngineBuilder):
-    """Builds a `TorchEngine`."""
+    """Builds an engine that samples with PyTorch in this process, on CPU, CUDA or MPS."""
 
     device: str = chz.field(default="auto", doc="auto takes cuda, then mps, then cpu")
     products: Literal["auto", "float32", "bfloat16", "int8"] = chz.field(

@@ -59,7 +59,7 @@ def _of_arguments(engine: "VLLMEngineBuilder") -> str | None:
 
 @chz.chz
 class VLLMEngineBuilder(ModelEngineBuilder):
-    """Builds a `VLLMEngine`."""
+    """Builds an engine that samples with vLLM; low-rank genomes are LoRA slots."""
 
     max_genomes: int = chz.field(
         default=64, doc="genomes resident at once: LoRA slots (dense: 1); more go in blocks"

@@ -108,7 +108,7 @@ class AdaptiveSigma:
 
 @chz.chz
 class ES(OptimizerBuilder):
-    """Evolution strategies (Salimans et al. 2017)."""
+    """Evolution strategies: the step is α/N · Σ fitness · ε (Salimans et al. 2017)."""
 
     finds: ClassVar[Collection[str]] = ("sigma", "learning_rate")
     adds_terms: ClassVar[bool] = True

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @chz.chz
 class FullRank(SearchSpaceBuilder):
-    """Dense noise for every selected parameter."""
+    """Perturbs the selected parameters with dense noise."""
 
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None

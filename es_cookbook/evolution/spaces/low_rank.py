@@ -48,7 +48,7 @@ _TERMS_AT_ONCE = 64
 
 @chz.chz
 class LowRank(SearchSpaceBuilder):
-    """Low-rank noise for the model's linear weights (EGGROLL)."""
+    """Perturbs the model's linear weights with low-rank noise (EGGROLL)."""
 
     rank: int = chz.field(default=1, doc="rank of each term's perturbation of a weight")
 

@@ -61,7 +61,7 @@ REWARDS = Names(REWARD_NAMES, default=None, functions=True)
 
 @chz.chz
 class ScoredRows(RowDatasetBuilder):
-    """Rows with a prompt template and a function that scores answers."""
+    """Dataset of rows with a prompt template and a reward function."""
 
     prompt: str = chz.field(
         default="{question}", doc="what the model is asked: text with fields of the row in braces"
@@ -110,7 +110,7 @@ class ScoredRows(RowDatasetBuilder):
 
 @chz.chz
 class Task(ScoredRows):
-    """Rows with a prompt template and a function that scores answers."""
+    """Dataset of rows with a prompt template and a reward function."""
 
     prompt: str = chz.field(
         default="{question}",

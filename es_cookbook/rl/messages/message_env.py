@@ -64,11 +64,11 @@ class Reply:
 
 
 class MessageEnv(ProvableEnv):
-    """One attempt at a problem, as a chat.
+    """An Env that exchanges chat messages with the model.
 
     Attributes:
         chat: options of the chat; the same for all Envs of a data set.
-        counts: reported as metrics at the end of the rollout.
+        counts: counters that are reported as metrics at the end of the rollout.
     """
 
     def __init__(self, chat: Chat) -> None:
@@ -78,14 +78,14 @@ class MessageEnv(ProvableEnv):
 
     @abstractmethod
     async def initial_messages(self) -> Sequence[Message]:
-        """The messages before the model's first turn."""
+        """Return the messages before the model's first turn."""
 
     @abstractmethod
     async def reply(self, message: Message) -> Reply:
-        """Answer a turn of the model."""
+        """Return the reply to a turn of the model."""
 
     def out_of_room(self, limit: Limit) -> Reply:
-        """The last reply of a rollout that reached a limit; by default without reward and metrics.
+        """Return the last reply of a rollout that reached a limit; by default without reward.
 
         Report here the metrics that a rollout has at its end, such as `correct`: their means are
         over the rollouts that report them.

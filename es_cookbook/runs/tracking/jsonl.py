@@ -156,7 +156,7 @@ def finite(value: object) -> object:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a run so far.
+    """Result of a run.
 
     Attributes:
         path: the run directory.
