@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.plugins.objectives.length import LengthPenalty
-from es_cookbook.rl.objectives import (
-    MaxOfK,
-    Objective,
-    Outcomes,
-    PassAtK,
-    max_of_k,
-    pass_at_k,
-)
+from es_cookbook.rl.objectives import MaxOfK, Objective, Outcomes, PassAtK, max_of_k, pass_at_k
 
 NAN = math.nan
 

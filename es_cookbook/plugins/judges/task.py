@@ -56,8 +56,7 @@ class JudgedTask(Task):
         default=None, doc="reward that a row's own `answer` must earn; None: it is not scored"
     )
     task_weight: float = chz.field(
-        default=0.0,
-        doc="weight of `reward` in the sum with the win rate; 0: it is only measured",
+        default=0.0, doc="weight of `reward` in the sum with the win rate; 0: it is only measured"
     )
     judge: PairJudge = Names(JUDGE_NAMES, default="base").field("compares two answers")
     tournament: Tournament = chz.field(
@@ -133,9 +132,7 @@ class Comparison:
     seed: int = 0
 
     async def rewards(
-        self,
-        trajectories: Sequence[Trajectory | LostRollout],
-        policies: Sequence[Policy],
+        self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
     ) -> list[GroupReward | LostRollout]:
         """Each trajectory's win rate, or how it was lost.
 

@@ -382,11 +382,7 @@ def equal_to_any(golds: list[str], answers: list[str], imported: object) -> floa
 
 
 def _same(gold: str, answer: str) -> bool:
-    from math_verify import (  # pyright: ignore[reportMissingImports]
-        LatexExtractionConfig,
-        parse,
-        verify,
-    )
+    from math_verify import LatexExtractionConfig, parse, verify  # pyright: ignore[reportMissingImports]
 
     def parsed(latex: str) -> list[Any]:
         config = [LatexExtractionConfig()]

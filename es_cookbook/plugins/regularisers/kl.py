@@ -115,8 +115,7 @@ class KLToBase(Regulariser):
     """
 
     source: str | None = chz.field(
-        default=None,
-        doc=f"{SOURCE_DOC}; of prompts; None: the batch's problems",
+        default=None, doc=f"{SOURCE_DOC}; of prompts; None: the batch's problems"
     )
     chat: bool = chz.field(
         default=True, doc="render a row's prompt as a chat, if the model has a chat template"

@@ -40,14 +40,7 @@ from es_cookbook.rl.messages.reading import JsonObject, read_call
 from es_cookbook.rl.messages.thoughts import opened_thought, spoken, whole_turn
 from es_cookbook.rl.problem_env import check_prompt, digest_of
 from es_cookbook.rl.rollouts import check_metrics
-from es_cookbook.rl.types import (
-    Action,
-    Env,
-    EnvGroup,
-    EnvGroupBuilder,
-    Observation,
-    StepResult,
-)
+from es_cookbook.rl.types import Action, Env, EnvGroup, EnvGroupBuilder, Observation, StepResult
 
 Trace: TypeAlias = vf.Trace[Any, Any, Any]
 Ask: TypeAlias = Callable[[Observation], Awaitable[Action]]
@@ -406,9 +399,7 @@ def _opening(task: Task, system: str) -> "list[vf.Message]":
     return [vf.SystemMessage(content=text), *prompt] if text else prompt
 
 
-def _typed(
-    message: "str | Sequence[vf.Message | dict[str, Any]] | None",
-) -> "list[vf.Message]":
+def _typed(message: "str | Sequence[vf.Message | dict[str, Any]] | None") -> "list[vf.Message]":
     if message is None:
         return []
     if isinstance(message, str):
@@ -427,11 +418,7 @@ def _as_message(message: vf.Message) -> Message:
         return Message("tool", text, name=message.name)
     if isinstance(message, vf.AssistantMessage):
         calls = message.tool_calls or []
-        return Message(
-            "assistant",
-            text,
-            tuple(map(_as_call, calls)),
-        )
+        return Message("assistant", text, tuple(map(_as_call, calls)))
     return Message(message.role, text)
 
 

@@ -8,13 +8,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.recipes.chat.problems import (
-    KINDS,
-    Problem,
-    Task,
-    generate_problems,
-    grade,
-)
+from es_cookbook.recipes.chat.problems import KINDS, Problem, Task, generate_problems, grade
 from es_cookbook.rl.data.generated import FOLDS, Fold, GeneratedDatasetBuilder
 from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder

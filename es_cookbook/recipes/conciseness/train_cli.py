@@ -28,12 +28,7 @@ from es_cookbook.runs.program import RecipeConfig, program
 
 QUESTIONS = Path(__file__).parent / "questions.jsonl"
 PROMPT = "{question}\n"
-ES = {
-    **RECOMMENDED["es"],
-    "population_size": 128,
-    "antithetic": False,
-    "learning_rate": 0.06,
-}
+ES = {**RECOMMENDED["es"], "population_size": 128, "antithetic": False, "learning_rate": 0.06}
 
 
 @chz.chz

@@ -100,8 +100,7 @@ class Crossword(Reward):
         default="shaped", doc="exact: 1 or 0; shaped: a little for a solution that is there"
     )
     prompt_ends_in_think: bool | None = chz.field(
-        default=None,
-        doc="the prompt already holds the opening <think>; None: a task sees whether",
+        default=None, doc="the prompt already holds the opening <think>; None: a task sees whether"
     )
 
     @override

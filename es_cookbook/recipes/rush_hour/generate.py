@@ -64,12 +64,7 @@ def difficulty(optimal: int) -> Difficulty:
 
 
 def generate_problems(
-    seed: int,
-    folds: Collection[int],
-    *,
-    size: int = 6,
-    max_walls: int = 0,
-    max_moves: int = 10,
+    seed: int, folds: Collection[int], *, size: int = 6, max_walls: int = 0, max_moves: int = 10
 ) -> Iterator[Problem]:
     """Endless seeded stream of distinct solved boards of some folds: easy, medium, hard, and again.
 

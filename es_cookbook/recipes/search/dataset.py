@@ -169,10 +169,7 @@ class SearchEnv(ToolEnv):
 
     def _end(self, *, is_right: bool, is_word: bool) -> Reply:
         failed = self.counts["malformed_calls"] + self.counts["tool_errors"]
-        metrics = {
-            "correct": float(is_right),
-            "well_formed": float(is_word and not failed),
-        }
+        metrics = {"correct": float(is_right), "well_formed": float(is_word and not failed)}
         return Reply(float(is_right), done=True, metrics=metrics)
 
 

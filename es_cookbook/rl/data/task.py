@@ -271,11 +271,7 @@ class TaskEnv(ProblemEnv):
     """One row: its prompt, and what scores the answer."""
 
     def __init__(
-        self,
-        observation: Observation,
-        reward: RewardFunction,
-        row: Row,
-        full_reward: float | None,
+        self, observation: Observation, reward: RewardFunction, row: Row, full_reward: float | None
     ) -> None:
         super().__init__(observation)
         self._reward, self._row = reward, row

@@ -163,10 +163,7 @@ class Renderer:
 
     @staticmethod
     def best(
-        tokenizer: Tokenizer,
-        tools: Sequence[ToolSchema],
-        *,
-        reads_calls: bool = False,
+        tokenizer: Tokenizer, tools: Sequence[ToolSchema], *, reads_calls: bool = False
     ) -> "Renderer":
         """A renderer that shows tools by the template, or in the system message if it cannot.
 
@@ -518,10 +515,7 @@ class KeptTurns:
         self._turns.keep(key, (tokens_T, turn), size)
 
     def prompt(
-        self,
-        renderer: Renderer,
-        chat: Sequence[Message],
-        names: Sequence[Hashable] | None = None,
+        self, renderer: Renderer, chat: Sequence[Message], names: Sequence[Hashable] | None = None
     ) -> tuple[int, ...]:
         """The tokens of a chat up to the model's next turn; its messages are their own names.
 

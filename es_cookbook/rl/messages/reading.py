@@ -32,12 +32,7 @@ from es_cookbook.rl.messages.tools import ToolSchema
 Json: TypeAlias = Mapping[str, object]
 
 _ROLES = {"developer": "system", **{role: role for role in ROLES}}
-_TEXTS = {
-    "text": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "refusal": "refusal",
-}
+_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Types of parts that are text -> the field that has it."""
 _UNDESCRIBED: Mapping[str, str | Json] = {
     "description": "",

@@ -7,10 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.plugins.objectives.length import (
-    normalised_fractions,
-    penalised,
-)
+from es_cookbook.plugins.objectives.length import normalised_fractions, penalised
 
 share = st.floats(0, 1)
 

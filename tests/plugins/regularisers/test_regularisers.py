@@ -17,12 +17,7 @@ from es_cookbook.plugins.regularisers.pairs import PairProblem
 from es_cookbook.plugins.regularisers.preference import PreferencePairs
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.rollouts import env_metrics, lost_rollouts
-from es_cookbook.rl.types import (
-    EnvGroupBuilder,
-    Observation,
-    SamplingParams,
-    TrajectoryGroup,
-)
+from es_cookbook.rl.types import EnvGroupBuilder, Observation, SamplingParams, TrajectoryGroup
 from tests.fakes import FakeEngine, problem
 from tests.recipe_problems import write_rows
 from tests.tiny_run import write_tiny_model

@@ -5,13 +5,7 @@ from itertools import islice
 import pytest
 
 from es_cookbook.recipes.chat.dataset import ChatDatasetBuilder
-from es_cookbook.recipes.chat.problems import (
-    KINDS,
-    Problem,
-    Task,
-    generate_problems,
-    grade,
-)
+from es_cookbook.recipes.chat.problems import KINDS, Problem, Task, generate_problems, grade
 from tests.recipe_problems import build
 from tools.small_model import build_tokenizer
 

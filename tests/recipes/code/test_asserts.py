@@ -37,10 +37,7 @@ async def test_each_test_passes_or_fails_by_itself() -> None:
             "from collections import namedtuple\ndef f(): return namedtuple('P', 'x y')(1, 2)",
             "f() == (1, 2)",
         ),
-        (
-            "def f(n):\n  x = []\n  for _ in range(n): x = [x]\n  return x",
-            "f(2) == [[[]]]",
-        ),
+        ("def f(n):\n  x = []\n  for _ in range(n): x = [x]\n  return x", "f(2) == [[[]]]"),
         ("def f(n): return lambda x: x + n", "f(2)(3) == 5"),
         ("from collections import Counter as f", "f('aab') == {'a': 2, 'b': 1}"),
     ],

@@ -5,15 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from es_cookbook.recipes.countdown.arithmetic import (
-    CountdownReward,
-    evaluate,
-)
-from es_cookbook.recipes.countdown.dataset import (
-    CountdownDatasetBuilder,
-    CountdownEnv,
-    solve,
-)
+from es_cookbook.recipes.countdown.arithmetic import CountdownReward, evaluate
+from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder, CountdownEnv, solve
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Action, Observation
 from tests.recipe_problems import Builders, build

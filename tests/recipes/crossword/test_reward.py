@@ -3,12 +3,7 @@
 import pytest
 
 from es_cookbook.common.errors import DataError
-from es_cookbook.recipes.crossword.reward import (
-    LONGEST_TEXT,
-    Crossword,
-    canonical,
-    enumeration_of,
-)
+from es_cookbook.recipes.crossword.reward import LONGEST_TEXT, Crossword, canonical, enumeration_of
 
 
 def shaped(text: str, solution: str) -> float:

@@ -6,12 +6,7 @@ from typing import Literal
 
 import pytest
 
-from es_cookbook.recipes.guess_number.dataset import (
-    GuessEnv,
-    Problem,
-    generate_problems,
-    halving,
-)
+from es_cookbook.recipes.guess_number.dataset import GuessEnv, Problem, generate_problems, halving
 from es_cookbook.rl.messages.chat import Chat
 from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.rollouts import run_rollout

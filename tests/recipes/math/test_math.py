@@ -10,10 +10,7 @@ import pytest
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.math.dataset import MathDatasetBuilder, MathEnv, PromptStyle, reward_of
-from es_cookbook.recipes.math.word_problems import (
-    WordProblem,
-    generate_problems,
-)
+from es_cookbook.recipes.math.word_problems import WordProblem, generate_problems
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.types import Action, Observation
 from tests.recipe_problems import Builders, build, write_rows

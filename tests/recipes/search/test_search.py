@@ -4,13 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from es_cookbook.recipes.search.dataset import (
-    BM25,
-    SearchEnv,
-    chat_of,
-    people,
-    search,
-)
+from es_cookbook.recipes.search.dataset import BM25, SearchEnv, chat_of, people, search
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.rollouts import run_rollout

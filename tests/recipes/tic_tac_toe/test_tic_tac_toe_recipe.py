@@ -10,16 +10,8 @@ import pytest
 
 from es_cookbook.common.errors import DataError
 from es_cookbook.plugins.branches import rewind
-from es_cookbook.recipes.tic_tac_toe.dataset import (
-    OpeningGroup,
-    TicTacToeDatasetBuilder,
-    shown,
-)
-from es_cookbook.recipes.tic_tac_toe.game import (
-    best_moves,
-    legal_moves,
-    question,
-)
+from es_cookbook.recipes.tic_tac_toe.dataset import OpeningGroup, TicTacToeDatasetBuilder, shown
+from es_cookbook.recipes.tic_tac_toe.game import best_moves, legal_moves, question
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import (
@@ -99,10 +91,7 @@ async def group_of(*ways: str, draw: float = 0.5) -> list[dict[str, float]]:
 
 async def test_results_of_games_are_the_rewards() -> None:
     careful, perfect, taken = await group_of("careful", "perfect", "taken")
-    assert taken == {
-        **{"reward": 0, "wins": 0, "draws": 0, "losses": 1},
-        "illegal": 1,
-    }
+    assert taken == {**{"reward": 0, "wins": 0, "draws": 0, "losses": 1}, "illegal": 1}
     assert careful["reward"] == pytest.approx(1 - perfect["reward"] + 0.5)
     assert careful["wins"] >= 0.5 and careful["illegal"] == 0
     one, other = await group_of("careful", "careful")

@@ -62,9 +62,7 @@ async def test_another_prompt_or_seed_holds_out_the_same_rows_and_exactly_as_man
     assert not {*found[0][0]} & {*found[0][1]}
 
 
-async def test_fewer_held_out_rows_are_the_first_of_more_whatever_their_number(
-    sixty: str,
-) -> None:
+async def test_fewer_held_out_rows_are_the_first_of_more_whatever_their_number(sixty: str) -> None:
     found = {n: lines(await task(sixty, num_test=n)(TOKENIZER)) for n in (0, 1, 2, 8, 12, 40, 59)}
     for number, (train, test) in found.items():
         assert test == found[59][1][:number] and not {*train} & {*test}

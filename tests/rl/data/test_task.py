@@ -194,11 +194,7 @@ async def test_a_prompt_shows_training_rows_with_their_answers(tmp_path: Path) -
         return [str(tokenizer.decode(list(tokens_T))) for tokens_T in tokens]
 
     task = Task(
-        source=path,
-        reward=exact,
-        problems_per_generation=1,
-        prompt="Q: {question}\nA:",
-        chat=False,
+        source=path, reward=exact, problems_per_generation=1, prompt="Q: {question}\nA:", chat=False
     )
     bare, shown = await task(tokenizer), await chz.replace(task, examples=2)(tokenizer)
     questions, asked_after = texts(problems(bare)), texts(problems(shown))

@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.rl.messages.message import (
-    Form,
-    Parsed,
-    ToolCall,
-    call_text,
-    parse_tool_calls,
-)
+from es_cookbook.rl.messages.message import Form, Parsed, ToolCall, call_text, parse_tool_calls
 
 ADD = ToolCall("add", {"a": 1, "b": 2})
 JSON = '{"name": "add", "arguments": {"a": 1, "b": 2}}'

@@ -60,10 +60,7 @@ AS_XML = response(
         "content_args": {
             "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n(?P<value>.*?)\n</parameter>"
         },
-        "transform": {
-            "type": "function",
-            "function": {"name": "{name}", "arguments": "{content}"},
-        },
+        "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
     }
 )
 

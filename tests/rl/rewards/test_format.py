@@ -6,11 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.rl.rewards.format import (
-    last_answer,
-    paper_format_reward,
-    tag_format_reward,
-)
+from es_cookbook.rl.rewards.format import last_answer, paper_format_reward, tag_format_reward
 
 GOOD = "<think>t</think><answer>a</answer>"
 texts = st.lists(
