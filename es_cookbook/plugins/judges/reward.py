@@ -175,68 +175,35 @@ def filled_message(template: str, answers: Mapping[str, str], row: Fields) -> st
     return re.sub(r"\{([A-Za-z_]\w*)\}", value, template)
 
 
-_START = r"(?<![\w.,/:-])(-?\d{1,6}(?:\.\d{1,3}|,\d{1,2})?)"
-_NUMBER = rf"{_START}(?![\w%]|[.,:/]\d|[ ]?[-–/+*×][ ]?\d)"
-_NAMES = r"score|rating|mark|grade|rate|give|gave|giving|award|deserves|merits|earns|gets|say"
-_BETWEEN = (
-    r"(?: (?:it|this|the|that|answer|student|response|reply|is|of|a|an|as|at|be|to|with)){0,6}"
+_WORDS = (
+    r"(?:so|my|the|an?|i|i'd|its?|this|that|is|of|overall|final|total|answer|score|rating|rate|mark"
+    r"|grade|give|award|deserves|gets|as|points?|stars?)"
 )
-_POINTS = r"(?: ?(?:points?|marks?|stars))?"
-_MARKS = [
-    re.compile(pattern, re.IGNORECASE | re.MULTILINE)
-    for pattern in (
-        rf"^[^\w\n-]{{0,5}}{_NUMBER}{_POINTS}[^\w\n]{{0,5}}$",  # Alone in a line.
-        rf"\A[^\w-]{{0,5}}{_NUMBER}{_POINTS}(?:[,;]| [-–—]) ",
-        # Behind its name, unless it is the mark of a part or of another case.
-        rf"(?<!not )(?<!n't )(?<!would )(?<!could )(?<!might )(?<!max )(?<!maximum )(?<!highest )"
-        rf"(?<!full )(?<!top )(?<!best )(?<!perfect )(?<!possible )\b(?:{_NAMES})\b{_BETWEEN}"
-        rf"[^\w\n-]{{0,6}}{_NUMBER}"
-        rf"(?!{_POINTS}\W{{0,3}}(?:for|in|if|or|to|out|of|and|mistakes?)\b)",
-    )
-]
-_MOST = r"(?:at most |a possible |the |0 ?(?:to|-|–) ?){0,2}(\d{1,6})(?![\w/]|[.,]\d)"
-_OF = re.compile(
-    rf"{_START}{_POINTS} ?\(?(?:/|out of|of|on (?:a|the) scale of) ?{_MOST}", re.IGNORECASE
-)
-_SCALE = re.compile(
-    r"(?:\(?(?:on )?(?:a|the) scale (?:of|from) |(?<=\()|from )"
-    r"[01] ?(?:to|-|–) ?(\d{1,6})(?![\w.]\d)\)?",
+_MARK = re.compile(
+    rf"\W*(?:{_WORDS}\W+)*(?<![-\w])(-?\d{{1,6}}(?:\.\d{{1,3}}|,\d{{1,2}})?)(?: ?{_WORDS})?"
+    r"(?: ?(?:/|out of) ?(\d{1,6}))?[^\w%]*",
     re.IGNORECASE,
 )
-_SHARE = re.compile(r"\W{0,5}(?:\w{1,20} ?: ?)?(\d{1,3}(?:[.,]\d{1,9})?) ?%\W{0,5}")
 
 
 def mark_in(said: str, best: float) -> float:
-    """The one mark that a judge's reply gives, outside of thoughts.
+    r"""The one mark that a judge's reply gives, outside of thoughts.
 
-    It stands alone in a line, behind its name (`Score: 8`, `I give it 8`), before the best one
-    (`8/10`, `8 out of 10`, `8 on a scale from 0 to 10`), or the reply is a share (`80%`).
+    It stands in a line of its own, alone or with words that only name it (`Score: 8`, `I give it
+    8`), perhaps before the best one (`8/10`, `8 out of 10`).
 
-    >>> mark_in("**9 / 10**", 10), mark_in("I give it 8. It has 2 mistakes.", 10)
+    >>> mark_in("**9 / 10**", 10), mark_in("I give it 8.\nIt has 2 mistakes.", 10)
     (9.0, 8.0)
 
     Raises:
         AskAgainError: There is none from 0 to `best`, there are several, or another is the best.
     """
-    said = spoken(said)
-    plain = re.sub(r"[*_`#]+|\\boxed", " ", said[-_LONGEST_REPLY:])
-    plain = re.sub(r"[ \t\xa0]+", " ", plain).strip()
-    if share := _SHARE.fullmatch(plain):
-        return _checked(float(share[1].replace(",", ".")) / 100 * best, best, said)
-    of_best = _OF.findall(plain)
-    if any(
-        float(most) != best for most in [*_SCALE.findall(plain), *(most for _, most in of_best)]
-    ):
+    plain = re.sub(r"[*_`#]+|\\boxed", " ", spoken(said)[-_LONGEST_REPLY:])
+    lines = (" ".join(line.split()) for line in plain.splitlines())
+    found = [mark for mark in map(_MARK.fullmatch, lines) if mark is not None]
+    if any(mark[2] and float(mark[2]) != best for mark in found):
         raise AskAgainError(f"a mark of another best than {best:g} in {said!r:.60}")
-    plain = _SCALE.sub("", _OF.sub("", plain))
-    named = [mark for pattern in _MARKS for mark in pattern.findall(plain)]
-    marks = {float(mark.replace(",", ".")) for mark in [*(mark for mark, _ in of_best), *named]}
-    if len(marks) > 1:
-        raise AskAgainError(f"more than one mark in {said!r:.60}")
-    return _checked(marks.pop() if marks else -1, best, said)
-
-
-def _checked(mark: float, best: float, said: str) -> float:
-    if not 0 <= mark <= best:
-        raise AskAgainError(f"no mark from 0 to {best:g} in {said!r:.60}")
-    return mark
+    marks = {float(mark[1].replace(",", ".")) for mark in found}
+    if len(marks) != 1 or not 0 <= min(marks) <= best:
+        raise AskAgainError(f"no single mark from 0 to {best:g} in {said!r:.60}")
+    return marks.pop()

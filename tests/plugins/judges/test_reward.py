@@ -58,8 +58,8 @@ async def test_a_judge_that_fails_at_first_is_asked_again() -> None:
         (503, "HTTP 503 Service Unavailable"),
         (b'{"choices": []}', "a reply that is no chat completion: b'{"),
         (b"[" * 100_000, r"a reply that is no chat completion: b'\[\["),
-        (11, "no mark from 0 to 10 in 'Mark: 11'"),
-        (-3, "no mark from 0 to 10 in 'Mark: -3'"),
+        (11, "no single mark from 0 to 10 in 'Mark: 11'"),
+        (-3, "no single mark from 0 to 10 in 'Mark: -3'"),
     ],
 )
 async def test_a_judge_that_is_wrong_loses_the_score(reply: object, reason: str) -> None:

@@ -56,15 +56,14 @@ MARKS: dict[str, Callable[[int, int], str]] = {
     "bold name": lambda m, o: f"**Score:** {m}",
     "with points": lambda m, o: f"Rating: {m} points",
     "in words": lambda m, o: f"It deserves a {m}.",
-    "scale": lambda m, o: f"On a scale from 0 to 10, I rate this a {m}.",
-    "json": lambda m, o: f'{{"score": {m}, "reason": "short"}}',
+    "json": lambda m, o: f'{{"score": {m}}}',
     "boxed": lambda m, o: rf"\boxed{{{m}}}",
     "reason": lambda m, o: f"It makes {o} mistakes.\n\nMark: {m}",
     "last line": lambda m, o: f"There are {o} steps, all of them right.\n{m}",
     "decimal": lambda m, o: f"Score: {m}.0",
-    "percent": lambda m, o: f"{m * 10}%",
 }
 NO_MARKS: dict[str, Callable[[int, int], str]] = {
+    "percent": lambda m, o: f"{m}%",
     "another best": lambda m, o: f"{m}/{o + 20}",
     "two": lambda m, o: f"Style: {m}/10, facts: {(m + 1) % 11}/10",
     "range": lambda m, o: f"{m}-{m + 1}",
