@@ -224,10 +224,8 @@ def test_lengths_are_of_answers_and_those_that_were_cut_are_counted() -> None:
     ("text", "gold", "does"),
     [
         (" 53\n\nQ: 7 + 9\nA: 16", "63", True),
-        ("The capital of France is the city of Paris.\nThe capital of", "paris", True),
         ("To find the sum we add the tens first:\n50 + 3", "63", False),
         (" 63\n", "63", False),
-        ("\n\nQ: 7 + 9", "63", False),
         ("def f():\n    return", "def f():\n    return 1", False),
         (" 53\n\nQ: 7 + 9", None, False),
     ],

@@ -47,13 +47,9 @@ class MarkovianDatasetBuilder(SourcedDatasetBuilder[Problem]):
         check_range(self, "answer_tokens", "context_tokens", "continuation_tokens", at_least=1)
         check_range(self, "num_terms", at_least=2, at_most=100)
         check_range(self, "num_digits", at_least=1, at_most=18)
+        check_range(self, "fold", at_least=0, at_most=1 if self.source is None else self.last_fold)
         if not self.operations or not set(self.operations) <= set(OPERATIONS):
             raise ConfigError(f"operations must be some of {OPERATIONS}, found {self.operations!r}")
-
-    @property
-    @override
-    def last_fold(self) -> int | None:
-        return 1 if self.source is None else super().last_fold
 
     @override
     def generate(self, seed: int, fold: Fold) -> Iterator[tuple[str, Problem]]:

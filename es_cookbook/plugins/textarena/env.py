@@ -21,6 +21,7 @@ so held-out games are not new.
 Left out: games of three players and more.
 """
 
+import dataclasses
 import functools
 import importlib.util
 import random
@@ -146,13 +147,14 @@ class _Played:
         return self._game.close()
 
 
+@dataclasses.dataclass(eq=False)
 class _TextArenaEnv(Env):
     """One game, with one move per turn.
 
     Metrics: `correct`, won or, alone, solved (the game's whole reward of 1); `invalid`, ended by
     the policy's own invalid move; `unfinished`, ended by `max_turns`; `turns`.
 
-    Args:
+    Attributes:
         game: its name in TextArena.
         num_players: one or two.
         player: index of the policy.
@@ -162,27 +164,24 @@ class _TextArenaEnv(Env):
         tokenizer: tokenizer of the observations.
     """
 
-    def __init__(
-        self,
-        game: str,
-        num_players: int,
-        player: int,
-        opponent: Opponent,
-        max_turns: int,
-        seed: int,
-        tokenizer: Tokenizer,
-    ) -> None:
-        self._game, self._player, self._opponent = game, player, opponent
-        self._max_turns, self._tokenizer = max_turns, tokenizer
+    game: str
+    num_players: int
+    player: int
+    opponent: Opponent
+    max_turns: int
+    seed: int
+    tokenizer: Tokenizer
+
+    def __post_init__(self) -> None:
         self._num_turns, self._opened = 0, ""
-        self._opponent_rng = random.Random(derive_seed(seed, "textarena/opponent"))
-        self._played = _Played(game, num_players, seed)
+        self._opponent_rng = random.Random(derive_seed(self.seed, "textarena/opponent"))
+        self._played = _Played(self.game, self.num_players, self.seed)
 
     @override
     async def initial_observation(self) -> Observation:
         shown = await self._shown_next()
         if shown is None:  # A game that ends before the policy's first turn has no problem.
-            raise EnvError(f"textarena's {self._game} ended before the policy's turn")
+            raise EnvError(f"textarena's {self.game} ended before the policy's turn")
         return self._asked(shown)
 
     @override
@@ -190,7 +189,7 @@ class _TextArenaEnv(Env):
         self._num_turns += 1
         self._played.move(self._said(action))
         shown = await self._shown_next()
-        if shown is not None and self._num_turns < self._max_turns:
+        if shown is not None and self._num_turns < self.max_turns:
             return StepResult(0.0, False, self._asked(shown))
         return self._ended()
 
@@ -198,17 +197,17 @@ class _TextArenaEnv(Env):
         """The text that the policy is shown at its next turn; None at the end of the game."""
         while not self._played.done:
             player, shown = self._played.shown()
-            if player == self._player:
+            if player == self.player:
                 return shown
             self._played.move(await self._opponents_move(shown))
         return None
 
     async def _opponents_move(self, shown: str) -> str:
-        if self._opponent == "base":
+        if self.opponent == "base":
             return self._said(await self.policy.base.sample(self._asked(shown)))
         moves = legal_moves(shown)
         if not moves:
-            raise EnvError(_no_list(self._game))
+            raise EnvError(_no_list(self.game))
         return self._opponent_rng.choice(moves)
 
     def asked_first(self) -> Observation:
@@ -216,7 +215,7 @@ class _TextArenaEnv(Env):
         return self._asked(self._played.shown()[1])
 
     def _asked(self, shown: str) -> Observation:
-        observation = render_observation(self._tokenizer, shown, chat=True)
+        observation = render_observation(self.tokenizer, shown, chat=True)
         self._opened = observation.opened
         return observation
 
@@ -227,7 +226,7 @@ class _TextArenaEnv(Env):
     def _ended(self) -> StepResult:
         finished = self._played.done
         rewards, known = self._played.result() if finished else ({}, {})
-        own = self._player
+        own = self.player
         reward = float(rewards.get(own, 0.0))
         others = [value for player, value in rewards.items() if player != own]
         won = reward > max(others) if others else reward >= 1

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterator
+from typing import ClassVar
 
 import chz
 from typing_extensions import override
@@ -36,6 +37,7 @@ class _ChatEnv(ProblemEnv):
 class ChatDatasetBuilder(GeneratedDatasetBuilder):
     """Questions for a chat model, for training and, disjoint from them, for the held-out test."""
 
+    last_fold: ClassVar[int | None] = FOLDS - 1
     task: Task = chz.field(
         default="sums",
         doc="sums or differences of two numbers; both, as the generator chain_sum of reasoning-gym "
@@ -52,11 +54,6 @@ class ChatDatasetBuilder(GeneratedDatasetBuilder):
     @chz.validate
     def _answers(self) -> None:
         check_range(self, "answer_tokens", at_least=1)
-
-    @property
-    @override
-    def last_fold(self) -> int | None:
-        return FOLDS - 1
 
     @override
     def generated(

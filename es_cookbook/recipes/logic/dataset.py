@@ -10,7 +10,7 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import chz
 from typing_extensions import override
@@ -124,6 +124,7 @@ def _options(problems: "LogicDatasetBuilder") -> str | None:
 class LogicDatasetBuilder(FoldedDatasetBuilder):
     """Problems of a reasoning-gym generator for training and, disjoint from them, for the test."""
 
+    last_fold: ClassVar[int | None] = None
     task: str = chz.field(default=SMALL_TASK, doc="name of a reasoning-gym generator")
     options: tuple[str, ...] | None = chz.field(
         default=None,
@@ -154,11 +155,6 @@ class LogicDatasetBuilder(FoldedDatasetBuilder):
     @override
     def check(self) -> None:
         check_source(self.generator())
-
-    @property
-    @override
-    def last_fold(self) -> int | None:
-        return None
 
     @override
     def splits(

@@ -11,7 +11,7 @@ import random
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import chz
 from typing_extensions import override
@@ -106,8 +106,13 @@ def training_problem(draw: Callable[[random.Random], _Drawn], rng: random.Random
 
 @chz.chz
 class FoldedDatasetBuilder(RLDatasetBuilder):
-    """Problems for training and, disjoint from them, for the held-out test."""
+    """Problems for training and, disjoint from them, for the held-out test.
 
+    Attributes:
+        last_fold: the largest `fold`, if there is one.
+    """
+
+    last_fold: ClassVar[int | None] = 1
     num_train: int = chz.field(default=4000, doc="most training problems used")
     num_test: int = chz.field(default=500, doc="most held-out problems used; 0 for none")
     fold: int = chz.field(
@@ -124,11 +129,6 @@ class FoldedDatasetBuilder(RLDatasetBuilder):
         check_range(self, "num_train", "problems_per_generation", at_least=1)
         check_range(self, "num_test", at_least=0)
         check_range(self, "fold", at_least=0, at_most=self.last_fold)
-
-    @property
-    def last_fold(self) -> int | None:
-        """The largest `fold`, if there is one."""
-        return 1
 
     @property
     def origin(self) -> str:
@@ -199,6 +199,7 @@ P = TypeVar("P", bound=_FoldedProblem)
 class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
     """Problems of rows, or generated ones, for which nothing that reads rows is imported."""
 
+    last_fold: ClassVar[int | None] = FOLDS - 1
     source: str | None = chz.field(default=None, doc=f"{SOURCE_DOC}; None generates problems")
     test_source: str | None = chz.field(
         default=None, doc="the same for the test; None holds a tenth of `source` out"
@@ -212,11 +213,6 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
             raise ConfigError(
                 "test_source needs source=... beside it: generated problems hold out their own"
             )
-
-    @property
-    @override
-    def last_fold(self) -> int | None:
-        return FOLDS - 1
 
     @property
     @override

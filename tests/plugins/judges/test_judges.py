@@ -65,11 +65,6 @@ async def test_a_base_that_gives_neither_verdict_loses_the_judgement(
         await judged(BaseJudge(), Says(*probabilities))
 
 
-async def test_a_question_longer_than_the_context_is_a_lost_judgement() -> None:
-    with pytest.raises(EnvError, match="the base cannot be asked for a judgement: the prompt is"):
-        await judged(BaseJudge(), Says(0.5, 0.5), "1" * 3000)
-
-
 def server_judge(url: str, **options: Any) -> ServerJudge:
     defaults: dict[str, Any] = {"url": url, "model": "m", "backoff": 0.001}
     return ServerJudge(**{**defaults, **options})

@@ -84,10 +84,7 @@ async def test_without_math_verify_a_sentence_says_how_to_install_it() -> None:
     ("text", "answer", "score"),
     [
         (r"so \boxed{\frac{1}{2}}", "0.5", 1),
-        (r"<answer>1/2</answer>", r"\frac{1}{2}", 1),
         (r"<answer>$\{2, 1\}$</answer>", r"\{1, 2\}", 1),
-        ("The answer is 42.", "42", 1),
-        (r"\boxed{x + 1}", "1 + x", 1),
         (r"\boxed{\$1,200}", r"\$1{,}200", 1),
         (r"\boxed{43}", "42", 0),
         (r"\boxed{(((((}", "42", 0),

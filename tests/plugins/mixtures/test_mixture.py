@@ -27,7 +27,7 @@ from es_cookbook.rl.types import (
     Tokenizer,
     TrajectoryGroup,
 )
-from tests.fakes import FakeEngine, SmallDatasetBuilder, Word, trajectory
+from tests.fakes import FakeEngine, Word, trajectory
 
 pytestmark = pytest.mark.anyio
 
@@ -206,11 +206,6 @@ async def test_a_problem_in_training_and_test_of_two_parts_is_refused() -> None:
     parts = Part(dataset=Numbers(size=4, held_out=2)), Part(dataset=Numbers(size=6))
     with pytest.raises(DataError, match=r"1/4: .* held out in one part and trained on"):
         await _built(*parts)
-
-
-async def test_a_data_set_that_is_not_in_memory_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"part 0: a mixture needs problems in memory"):
-        await _built(Part(dataset=SmallDatasetBuilder()))
 
 
 LATER_NOTHING = Part(dataset=Numbers(), schedule=Table(generations=(0, 9), factors=(1.0, 0.0)))

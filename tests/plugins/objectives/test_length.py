@@ -1,24 +1,12 @@
 """Length moves rewards as the formulas say, and never past what a reward may be."""
 
-import math
-
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.plugins.objectives.length import normalised_fractions, penalised
+from es_cookbook.plugins.objectives.length import penalised
 
 share = st.floats(0, 1)
-
-
-def test_the_normal_distribution_function_of_the_z_score() -> None:
-    # Mean 30, deviation 10: z is -1, 1 and, of the lost one, nothing.
-    found = normalised_fractions(np.array([[20.0, 40.0], [math.nan, math.nan]]))
-    assert found.shape == (2, 2)
-    assert found.ravel().tolist() == pytest.approx(
-        [0.15865525393145707, 0.8413447460685429, math.nan, math.nan], nan_ok=True
-    )
 
 
 @given(reward=share, strength=share, f=share, g=share)

@@ -155,12 +155,6 @@ def test_games_that_cannot_be_played_are_refused_by_name(game: str, sentence: st
     assert "textarena.envs.Wordle.env" not in sys.modules, "importing it would fetch them"
 
 
-def test_without_textarena_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "textarena", None)
-    with pytest.raises(ConfigError, match=r"textarena, which is not installed: pip install"):
-        TextArenaDatasetBuilder(game="TowerOfHanoi-v0").check()
-
-
 async def test_a_prompt_that_fills_the_context_is_refused() -> None:
     built = await TextArenaDatasetBuilder(game="TowerOfHanoi-v0")(TOKENIZER)
     with pytest.raises(DataError, match=r"TowerOfHanoi-v0 with seed .* leaves no room"):

@@ -216,11 +216,6 @@ async def test_a_rollout_that_cannot_be_scored_is_lost_with_the_reason(
     assert says in str(caught.value) and str(caught.value).isprintable()
 
 
-async def test_an_environment_of_two_agents_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"has 2 agents \(asker, answerer\)"):
-        await loaded("es_two_agents")
-
-
 @pytest.mark.parametrize("options", ["{", "[]", '{"kind": "unknown"}', '{"colour": 1}'])
 async def test_options_that_do_not_fit_the_taskset_are_refused(options: str) -> None:
     with pytest.raises(ConfigError, match=r"dataset\.options do not fit the taskset es_unplayable"):

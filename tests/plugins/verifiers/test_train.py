@@ -94,12 +94,7 @@ def test_a_package_trains_and_its_directory_is_enough_to_go_on_and_play(
     [
         (["environment=es_not_there"], 1, "it must be installed, or a module in this directory"),
         (["environment=prolog:es_guess"], 2, "unknown name 'prolog'"),
-        (["environment=es_sums", 'dataset.options={"most": "x"}'], 1, "most"),
         (["environment=es_sums", 'dataset.options={"id": "os"}'], 1, "object, without an id"),
-        (
-            ["environment=es_sums", 'dataset.options={"task": {"judges": [{"id": "nope"}]}}'],
-            *(1, "judge 'nope' not found"),
-        ),
     ],
 )
 def test_mistakes_are_told_in_one_sentence(

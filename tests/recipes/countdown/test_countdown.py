@@ -3,15 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerBase
 
 from es_cookbook.recipes.countdown.arithmetic import CountdownReward, evaluate
-from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder, CountdownEnv, solve
-from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.recipes.countdown.dataset import CountdownEnv, solve
 from es_cookbook.rl.types import Action, Observation
-from tests.recipe_problems import Builders, build
-from tools.bundled.countdown import CHARACTERS
-from tools.small_model import build_tokenizer
 
 
 @given(st.lists(st.integers(1, 30), min_size=2, max_size=4), st.integers(1, 99))
@@ -38,21 +33,6 @@ def test_what_can_be_solved(numbers: list[int], target: int, solvable: bool) -> 
 
 
 pytestmark = pytest.mark.anyio
-
-
-async def _build(
-    tokenizer: PreTrainedTokenizerBase | None = None, **fields: object
-) -> tuple[Builders, Builders]:
-    defaults: dict[str, object] = {"problems_per_generation": 1, "num_train": 50, "num_test": 20}
-    builder = CountdownDatasetBuilder(**{**defaults, **fields})  # pyright: ignore
-    train, test = await build(builder, tokenizer or build_tokenizer(CHARACTERS))
-    return list(train.builders), test
-
-
-def _env(builder: ProblemGroupBuilder) -> CountdownEnv:
-    env = builder.make_env()
-    assert isinstance(env, CountdownEnv)
-    return env
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,6 @@ def test_a_move_is_the_last_number_of_an_answer(text: str, move: int | None) -> 
 
 
 pytestmark = pytest.mark.anyio
-OPENING = "....OXX.O"
 
 
 class Players:

@@ -131,11 +131,8 @@ async def test_stray_tags_of_rows_are_kept_or_stripped_and_those_of_the_template
     found[1]["question"] = "<th<think>ink>why?</think> <answer>7</answer>"
     found[1]["answer"] = "<answer>"
     given = {"num_test": 0, "full_reward": None, "chat": False}
-    given |= {
-        "prompt": "{question} Use <think>.",
-        "source": write_rows(tmp_path / "a.jsonl", found),
-    }
-    path = str(given.pop("source"))
+    given["prompt"] = "{question} Use <think>."
+    path = write_rows(tmp_path / "a.jsonl", found)
     kept = asked(await task(path, **given)(TOKENIZER))
     assert kept[1] == f"{found[1]['question']} Use <think>."
     datasets = await task(path, **given, stray_tags="strip")(TOKENIZER)
@@ -158,12 +155,8 @@ async def test_answers_begin_with_the_prefill_and_rewards_see_that_by_themselves
         datasets = await task(path, **given, reward=reward)(TOKENIZER)
         assert asked(datasets)[0].endswith(f"{END}<think>\n")
         assert await graded(datasets, answer) == 1.0
-        assert (
-            await graded(
-                await task(path, num_test=0, full_reward=None, reward=reward)(TOKENIZER), answer
-            )
-            == 0.75
-        )
+        without = await task(path, num_test=0, full_reward=None, reward=reward)(TOKENIZER)
+        assert await graded(without, answer) == 0.75
     # What is said goes before what is seen, also by a run from before it was seen.
     told = await task(path, **given, reward=Format(prompt_ends_in_think=False))(TOKENIZER)
     assert await graded(told, answer) == 0.75

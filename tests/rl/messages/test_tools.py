@@ -1,7 +1,6 @@
 """Tools: what the model is told of them, how they run, and what goes wrong."""
 
 import dataclasses
-import functools
 import os
 import time
 from typing import Annotated, Literal
@@ -67,7 +66,6 @@ def server() -> str:
 
 
 HERE = {"lat": 1, "lon": 2}
-DEEP = functools.reduce(lambda inner, _: [inner], range(970), 1)
 PLACE = {
     "properties": {"lat": {"type": "number", "maximum": 90}, "lon": {"type": "number"}},
     "required": ["lat", "lon"],
