@@ -140,9 +140,7 @@ class Centre:
             name: tensor.to(device, torch.float32, copy=True, memory_format=torch.contiguous_format)
             for name, tensor in self._base.items()
         }
-        self._adder = functools.partial(
-            _device_adder if self._on_gpu else _cpu_adder, space, device
-        )
+        self._adder = functools.partial(_adder, space, device if self._on_gpu else None)
         # Terms go to a GPU once for all the parameters that a genome perturbs.
         self._add_genome = functools.lru_cache(maxsize=1024)(self._adder)
 
@@ -224,7 +222,7 @@ def moved(
     Both are values of the parameter; `merge_steps` makes steps cheaper. Returns a new one, float32.
     """
     weight = (base if start is None else start).to(torch.float32, copy=True).contiguous()
-    move = _mover(space, steps, functools.partial(_cpu_adder, space, weight.device))
+    move = _mover(space, steps, functools.partial(_adder, space, None))
     move(name, weight, base, Part.whole(space.shapes[name]))
     return weight
 
@@ -252,12 +250,10 @@ def _mover(
     return move
 
 
-def _device_adder(space: SearchSpace, device: torch.device, terms: tuple[Term, ...]) -> AddTerms:
-    return space.device_adder(terms, device)
-
-
-def _cpu_adder(space: SearchSpace, _: torch.device, terms: Sequence[Term]) -> AddTerms:
-    """`SearchSpace.add_terms_` of these terms, for weights on the CPU."""
+def _adder(space: SearchSpace, device: torch.device | None, terms: tuple[Term, ...]) -> AddTerms:
+    """Adds these terms to weights on a GPU, or on the CPU if None."""
+    if device is not None:
+        return space.device_adder(terms, device)
     return lambda name, weight, part: space.add_terms_(name, weight, terms, part)
 
 

@@ -82,8 +82,8 @@ class Answer:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Look:
-    """Statistics of the centre's answers.
+class AnswerSample:
+    """A sample of the centre's answers.
 
     Attributes:
         answers: one per turn, rollout after rollout.
@@ -108,14 +108,14 @@ class CentreAnswers:
     Attributes:
         answers_P: one for each rollout in which it said something.
         num_tokens: expected length of the answers of a rollout.
-        look: their statistics.
+        sample: the same answers one by one.
         prompts: the first prompt of each rollout.
         scale: nats that a rollout loses, over the mean that `answers_P` lose.
     """
 
     answers_P: Sequence[AnswersProblem]
     num_tokens: float
-    look: Look
+    sample: AnswerSample
     prompts: Sequence[Observation] = ()
     scale: float = 1.0
 
@@ -187,7 +187,9 @@ async def centre_answers(
 
     said = [each for each in rollouts if each.trajectory.num_tokens]
     tokenizer = sampler.engine.tokenizer
-    look = Look([answer for each in said for answer in each.answers(tokenizer)], None, len(said))
+    sample = AnswerSample(
+        [answer for each in said for answer in each.answers(tokenizer)], None, len(said)
+    )
     found = [sequences_of(each.trajectory, 1.0) for each in said]
     answers_P = [AnswersProblem([dataclasses.replace(s, sampled_T=()) for s in f]) for f in found]
     num_said = sum(each.trajectory.num_tokens for each in said)
@@ -196,7 +198,7 @@ async def centre_answers(
     return CentreAnswers(
         answers_P,
         num_tokens=expected / max(1, len(said)),
-        look=look,
+        sample=sample,
         prompts=[each.trajectory.transitions[0].observation for each in said],
         scale=expected / max(1, num_said),
     )

@@ -1,6 +1,6 @@
 """Choices before the first generation: sizes that fit a run's time, and `auto` step sizes.
 
-The first answers of the centre show how long answers get and how fast they come (`Look`):
+The first answers of the centre show how long answers get and how fast they come (`AnswerSample`):
 
     seconds of a rollout  =  tokens of its prompt · s  +  tokens of its answer · s'
 
@@ -21,6 +21,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import operator
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeVar, cast
@@ -35,8 +36,8 @@ from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import AUTO, Auto, number
 from es_cookbook.population.centre_answers import (
     Answer,
+    AnswerSample,
     CentreAnswers,
-    Look,
     Pace,
     centre_answers,
     measured_pace,
@@ -75,7 +76,7 @@ _LONGEST_SHOWN = 60
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Looked:
+class FirstAnswers:
     """Problems, and the first answers of the centre to them."""
 
     problems_P: Sequence[EnvGroupBuilder]
@@ -84,28 +85,28 @@ class Looked:
 
 async def sized_run(
     config: Config, engine: Engine, datasets: Datasets, seconds: float
-) -> tuple[Config, Looked]:
+) -> tuple[Config, FirstAnswers]:
     """The Config with sizes that fit into so many seconds, and the answers they are based on."""
-    looked = await _look(config, engine, datasets.train)
-    look = looked.answers.look
-    if look.pace is None:
+    first = await _first_answers(config, engine, datasets.train)
+    sample = first.answers.sample
+    if sample.pace is None:
         say("the centre gave no answer, so sizes stay as they are")
-        return with_options(config, {"size": ()}), looked
+        return with_options(config, {"size": ()}), first
     if config.optimizer.unsettled:
         seconds -= SECONDS
-    sizes = sized(config, look, (len(datasets.train), len(datasets.test_P)), seconds)
+    sizes = sized(config, sample, (len(datasets.train), len(datasets.test_P)), seconds)
     config = with_options(config, {**sizes.chosen, "size": ()})
     say(told(config, sizes))
-    return config, looked
+    return config, first
 
 
 async def found(
-    config: Config, engine: Engine, dataset: RLDataset, looked: Looked | None
+    config: Config, engine: Engine, dataset: RLDataset, first: FirstAnswers | None
 ) -> Mapping[str, float]:
     """Values for the options that are `auto`."""
     given = cast(Auto, getattr(config.optimizer, "sigma", AUTO))
     if given == AUTO:
-        tried = await find_sigma_for(config, engine, dataset, looked)
+        tried = await find_sigma_for(config, engine, dataset, first)
         for line in tried.table().split("\n"):
             say(line)
         given = tried.sigma
@@ -115,16 +116,16 @@ async def found(
 
 
 async def find_sigma_for(
-    config: Config, engine: Engine, dataset: RLDataset, looked: Looked | None = None
+    config: Config, engine: Engine, dataset: RLDataset, first: FirstAnswers | None = None
 ) -> FoundSigma:
     """The sigma at which genomes lose a set amount of the centre's answers (`find_sigma`)."""
     sampler, batch_P = config.sampler(engine, sampling=config.sampling_at(0)), dataset.get_batch(0)
-    if looked is None:
+    if first is None:
         return await find_sigma(sampler, batch_P)
-    return await find_sigma(sampler, looked.problems_P, looked.answers)
+    return await find_sigma(sampler, first.problems_P, first.answers)
 
 
-async def _look(config: Config, engine: Engine, dataset: RLDataset) -> Looked:
+async def _first_answers(config: Config, engine: Engine, dataset: RLDataset) -> FirstAnswers:
     """The centre's first answers, which are printed."""
     sampler = config.sampler(engine, sampling=config.sampling_at(0))
     problems_P, generation = list(dataset.get_batch(0)), 0
@@ -136,25 +137,27 @@ async def _look(config: Config, engine: Engine, dataset: RLDataset) -> Looked:
     answers = await centre_answers(sampler, problems_P, _SECONDS_LOOKED)
     if answers.prompts:
         pace = await measured_pace(sampler, answers, new_P)
-        answers = dataclasses.replace(answers, look=dataclasses.replace(answers.look, pace=pace))
-    for line in shown(answers.look):
+        answers = dataclasses.replace(
+            answers, sample=dataclasses.replace(answers.sample, pace=pace)
+        )
+    for line in shown(answers.sample):
         say(line)
-    return Looked(problems_P, answers)
+    return FirstAnswers(problems_P, answers)
 
 
-def shown(look: Look) -> Iterator[str]:
+def shown(sample: AnswerSample) -> Iterator[str]:
     """Lines that show the centre's answers: three of them, their rewards, and the pace."""
-    some = sorted(look.answers, key=lambda answer: math.isnan(answer.reward))[:3]
+    some = sorted(sample.answers, key=lambda answer: math.isnan(answer.reward))[:3]
     for answer in some:
         reward = "cut by the clock" if math.isnan(answer.reward) else f"earns {answer.reward:g}"
         text = one_line(answer.text.strip()) or "(nothing)"
         short = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
         gold = f" (gold {one_line(answer.gold):.30})" if answer.gold else ""
         yield f"  {reward}: {short}{gold}"
-    if rewards := look.rewards:
+    if rewards := sample.rewards:
         yield f"  reward of {plural(len(rewards), 'answer')}: {np.mean(rewards):.3g}"
-    if look.pace is not None:
-        yield f"  {1 / look.pace.sampled:,.0f} tokens a second, of many answers at once"
+    if sample.pace is not None:
+        yield f"  {1 / sample.pace.sampled:,.0f} tokens a second, of many answers at once"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -172,26 +175,26 @@ class Sizes:
     length: float
 
 
-def sized(config: Config, look: Look, counts: tuple[int, int], seconds: float) -> Sizes:
+def sized(config: Config, sample: AnswerSample, counts: tuple[int, int], seconds: float) -> Sizes:
     """Sizes for the options in `config.size`, and the time of a run of these sizes.
 
     Args:
         config: config of the run.
-        look: at the centre's answers, with a pace.
+        sample: the centre's answers, with a pace.
         counts: number of training problems, and of held-out ones.
         seconds: time for generations and evaluations.
     """
     free = frozenset(path for path in config.size if has(config, path))
     chosen: dict[str, object] = {}
-    if "sampling.stop" in free and config.sampling.stop is None and goes_on(look.answers):
+    if "sampling.stop" in free and config.sampling.stop is None and goes_on(sample.answers):
         chosen["sampling.stop"] = ("\n",)
         config = with_options(config, chosen)
-    lengths, most = _lengths(look, config.sampling.stop or ()), config.sampling.max_tokens
-    if "sampling.max_tokens" in free and (room := _room(look, lengths, most)):
+    lengths, most = _lengths(sample, config.sampling.stop or ()), config.sampling.max_tokens
+    if "sampling.max_tokens" in free and (room := _room(sample, lengths, most)):
         chosen["sampling.max_tokens"] = most = room
         config = with_options(config, chosen)
     length = float(np.mean([min(length, most) for length in lengths]))
-    rollout = _seconds_of(look, length)
+    rollout = _seconds_of(sample, length)
     num_train, num_test = counts
     if "dataset.num_test" in free and num_test:
         most = max(_LEAST_TEST, int(_OF_EVALUATIONS / 2 * seconds / rollout))
@@ -219,17 +222,17 @@ def rollouts_of(config: Config) -> int:
     return genomes * problems * config.attempts
 
 
-def _seconds_of(look: Look, length: float) -> float:
+def _seconds_of(sample: AnswerSample, length: float) -> float:
     """Seconds of a rollout with as many turns as in the first answers."""
-    turns = max(1.0, len(look.answers) / look.num_rollouts)
-    prompt = float(np.mean([answer.prompt_tokens for answer in look.answers]))
-    seconds = cast(Pace, look.pace).seconds(prompt, length)
+    turns = max(1.0, len(sample.answers) / sample.num_rollouts)
+    prompt = float(np.mean([answer.prompt_tokens for answer in sample.answers]))
+    seconds = cast(Pace, sample.pace).seconds(prompt, length)
     return _OF_GENOME * turns * max(seconds, 1e-6)
 
 
-def _lengths(look: Look, stop: Sequence[str]) -> list[float]:
+def _lengths(sample: AnswerSample, stop: Sequence[str]) -> list[float]:
     """Tokens of the answers with these ends; infinite for those that did not end."""
-    return [_length(answer, stop) for answer in look.answers]
+    return [_length(answer, stop) for answer in sample.answers]
 
 
 def _length(answer: Answer, stop: Sequence[str]) -> float:
@@ -240,13 +243,13 @@ def _length(answer: Answer, stop: Sequence[str]) -> float:
     return answer.num_tokens if answer.ending == "stop" else math.inf
 
 
-def _room(look: Look, lengths: Sequence[float], most: int) -> int | None:
+def _room(sample: AnswerSample, lengths: Sequence[float], most: int) -> int | None:
     """Tokens that an answer needs; None if unknown, or if it is not less than `most`."""
-    gold = max(answer.gold_tokens for answer in look.answers)
+    gold = max(answer.gold_tokens for answer in sample.answers)
     ended = [length for length in lengths if length < math.inf]
-    if 2 * len(ended) >= len(look.answers):
+    if 2 * len(ended) >= len(sample.answers):
         needed = max(float(np.quantile(ended, 0.95)), gold)
-    elif gold and all(answer.ending == "length" for answer in look.answers):
+    elif gold and all(answer.ending == "length" for answer in sample.answers):
         needed = 2 * gold
     else:
         return None
@@ -317,7 +320,7 @@ def as_recorded(config: Config, recorded: Recorded) -> Config:
             found = config_from_json(recorded.config_json, trust)
             paths = [path for path in config.size if has(config, path)]
             if all(has(found, path) for path in paths):
-                chosen = {path: _at(found, path) for path in paths}
+                chosen = {path: operator.attrgetter(path)(found) for path in paths}
                 return with_options(config, {**chosen, "size": ()})
     return config
 
@@ -334,12 +337,6 @@ def has(config: object, path: str) -> bool:
     if not chz.is_chz(config) or name not in chz.chz_fields(config):
         return False
     return not rest or has(getattr(config, name), rest)
-
-
-def _at(config: object, path: str) -> object:
-    for name in path.split("."):
-        config = getattr(config, name)
-    return config
 
 
 def with_options(config: _Config, options: Mapping[str, object]) -> _Config:

@@ -36,7 +36,7 @@ from es_cookbook.runs.tracking.base import RunInfo, Tracker
 
 if TYPE_CHECKING:
     from es_cookbook.population.step_sizes import FoundSigma
-    from es_cookbook.runs.choosing import Looked
+    from es_cookbook.runs.choosing import FirstAnswers
 
 
 class EvolutionStrategies(Mover[Run]):
@@ -150,7 +150,7 @@ class EvolutionStrategies(Mover[Run]):
 
     async def _choose_sizes(
         self, engine: Engine, datasets: Datasets, began: float
-    ) -> "tuple[Datasets, Looked]":
+    ) -> "tuple[Datasets, FirstAnswers]":
         """Choose the sizes of a new run by the centre's first answers, which are returned."""
         from es_cookbook.runs.choosing import sized_run  # Few runs choose sizes.
 
@@ -163,7 +163,7 @@ class EvolutionStrategies(Mover[Run]):
         return datasets, answers
 
     async def _found(
-        self, engine: Engine, dataset: RLDataset, answers: "Looked | None"
+        self, engine: Engine, dataset: RLDataset, answers: "FirstAnswers | None"
     ) -> Mapping[str, float]:
         """Values of the optimizer's options that are `auto`: the recorded ones, or found now."""
         if (header := self._state.history.header) is not None:

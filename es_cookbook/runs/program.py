@@ -204,9 +204,7 @@ def program(
         `main`, which trains and says in one line what that brought, and `cli`, which calls it with
         the options of the command line.
     """
-
-    def recipe(config: Config, began: float | None = None) -> None:
-        train_and_tell(config, name, began)
+    recipe = functools.partial(train_and_tell, name=name)
 
     def cli() -> None:
         more_help = f"\nSettings of papers: preset={'|'.join(config_class.presets)}."

@@ -6,7 +6,12 @@ import pytest
 
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.population import centre_answers as module
-from es_cookbook.population.centre_answers import CentreAnswers, Look, centre_answers, measured_pace
+from es_cookbook.population.centre_answers import (
+    AnswerSample,
+    CentreAnswers,
+    centre_answers,
+    measured_pace,
+)
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.rollouts import Example
 from es_cookbook.rl.surrogate import AnswersProblem
@@ -63,9 +68,9 @@ async def test_answers_that_end_in_time_are_whole(sampler: PopulationSampler) ->
     found = await centre_answers(sampler, PROBLEMS, 60.0)
     assert said(found) == [4] * 4
     assert (found.num_tokens, found.scale) == (4, 1)
-    assert {(a.text, a.ending, a.num_tokens) for a in found.look.answers} == {("1111", "stop", 4)}
-    assert len(found.look.rewards) == found.look.num_rollouts == 4
-    assert {(a.gold, a.gold_tokens) for a in found.look.answers} == {("ace", 3)}
+    assert {(a.text, a.ending, a.num_tokens) for a in found.sample.answers} == {("1111", "stop", 4)}
+    assert len(found.sample.rewards) == found.sample.num_rollouts == 4
+    assert {(a.gold, a.gold_tokens) for a in found.sample.answers} == {("ace", 3)}
 
 
 @pytest.mark.parametrize("sampler", [ClockedEngine(99, sampled=1.0)], indirect=True)
@@ -76,12 +81,12 @@ async def test_answers_without_an_end_have_as_many_tokens_as_fit(
     found = await centre_answers(sampler, PROBLEMS, 120.0)
     assert said(found) == [21] * 4
     assert found.num_tokens == 40 and found.scale == pytest.approx(40 / 21)
-    assert {a.ending for a in found.look.answers} == {"clock"} and not found.look.rewards
+    assert {a.ending for a in found.sample.answers} == {"clock"} and not found.sample.rewards
     found = await centre_answers(sampler, PROBLEMS, 0.0)
     assert said(found) == [8] * 4, "fewer say nothing"
     found = await centre_answers(sampler, PROBLEMS, 1e9)
     assert said(found) == [40] * 4
-    assert {a.ending for a in found.look.answers} == {"length"} and len(found.look.rewards) == 4
+    assert {a.ending for a in found.sample.answers} == {"length"} and len(found.sample.rewards) == 4
 
 
 @pytest.mark.parametrize("sampler", [ClockedEngine(4, 99, sampled=1.0)], indirect=True)
@@ -91,8 +96,8 @@ async def test_how_long_answers_become_follows_from_those_that_have_ended(
     found = await centre_answers(sampler, PROBLEMS, 0.0)
     going_on = 8 + 12 * (1 - math.exp(-32 / 12))  # 2 ends in 24 tokens, and room for 32 more
     assert found.num_tokens == pytest.approx((4 + 4 + 2 * going_on) / 4)
-    assert [a.ending for a in found.look.answers] == ["stop", "clock"] * 2
-    assert [math.isnan(a.reward) for a in found.look.answers] == [False, True] * 2
+    assert [a.ending for a in found.sample.answers] == ["stop", "clock"] * 2
+    assert [math.isnan(a.reward) for a in found.sample.answers] == [False, True] * 2
 
 
 def test_shortened_answers_stand_for_whole_ones() -> None:
@@ -101,7 +106,7 @@ def test_shortened_answers_stand_for_whole_ones() -> None:
         Example((1, 2, 3, 4, 5), (False, False, False, True, True)),
     ]
     one = AnswersProblem([Example((1, 2), (False, True))])
-    found = CentreAnswers([AnswersProblem(turns), one], 2.5, Look([]))
+    found = CentreAnswers([AnswersProblem(turns), one], 2.5, AnswerSample([]))
     assert found.longest == 4 and found.cost == 8 + 4 + 2 + 1
 
     def kept(num_tokens: int) -> list[int]:

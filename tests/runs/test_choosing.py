@@ -8,7 +8,7 @@ import pytest
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.population.centre_answers import Answer, Look, Pace
+from es_cookbook.population.centre_answers import Answer, AnswerSample, Pace
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.rl.types import SamplingParams
@@ -43,16 +43,16 @@ def answer(
     return Answer(text, 60, num_tokens, ending, **fields)  # pyright: ignore[reportArgumentType]
 
 
-def look(*answers: Answer, pace: Pace = PACE) -> Look:
+def sample(*answers: Answer, pace: Pace = PACE) -> AnswerSample:
     answers = answers or (answer(),) * 16
-    return Look(answers, pace, len(answers))
+    return AnswerSample(answers, pace, len(answers))
 
 
 @pytest.mark.parametrize("seconds", [300.0, 3600.0, 36_000.0])
 @pytest.mark.parametrize("slower", [0.1, 1.0, 5.0])
 def test_a_run_takes_about_the_time_that_it_has(seconds: float, slower: float) -> None:
     pace = Pace(PACE.prompt * slower, PACE.sampled * slower)
-    found = sized(config(), look(pace=pace), (5000, 200), seconds)
+    found = sized(config(), sample(pace=pace), (5000, 200), seconds)
     run = with_options(config(), {**found.chosen, "size": ()})
     # By hand: 60 tokens of prompt and 20 of answer each, and the evaluations that the run makes.
     # A genome's answers take 1.15 times as long as the centre's.
@@ -68,23 +68,23 @@ def test_a_run_takes_about_the_time_that_it_has(seconds: float, slower: float) -
 @pytest.mark.parametrize("path", SIZES)
 def test_only_free_options_that_the_config_has_are_chosen(path: str) -> None:
     free = tuple(each for each in SIZES if each != path)
-    assert set(sized(config(free), look(), (5000, 200), 600.0).chosen) <= set(free)
+    assert set(sized(config(free), sample(), (5000, 200), 600.0).chosen) <= set(free)
     assert has(config(), path) and not has(config(), f"{path}.none")
 
 
 @pytest.mark.parametrize("seconds", [600.0, -600.0])
 def test_the_smallest_run_is_chosen_if_nothing_fits(seconds: float) -> None:
-    found = sized(config(), look(pace=Pace(0.1, 1.0)), (100, 200), seconds)
+    found = sized(config(), sample(pace=Pace(0.1, 1.0)), (100, 200), seconds)
     assert found.seconds > 600
     assert found.chosen["num_generations"] == 6
     assert found.chosen["optimizer.population_size"] == 16
-    few = sized(config(), look(), (3, 0), 36_000.0).chosen
+    few = sized(config(), sample(), (3, 0), 36_000.0).chosen
     assert few["dataset.problems_per_generation"] == 3, "no more than there are"
 
 
 def test_answers_have_room_for_those_of_the_centre_and_for_the_gold_answers() -> None:
     def room(*answers: Answer) -> object:
-        return sized(config(), look(*answers), (100, 0), 600.0).chosen.get("sampling.max_tokens")
+        return sized(config(), sample(*answers), (100, 0), 600.0).chosen.get("sampling.max_tokens")
 
     assert room(*[answer(20)] * 16) == 40  # 1.5 · 20 + 8, rounded up to a multiple of 8
     assert room(*[answer(4, gold_tokens=60)] * 16) == 104
@@ -102,13 +102,13 @@ def test_answers_that_go_on_after_their_line_end_with_it() -> None:
     assert goes_on([on] * 9 + [answer()] * 7)
     assert not goes_on([on] * 7 + [answer()] * 9)
     assert not goes_on([answer(256, "length", text=on.text, gold="1\n2")] * 16)
-    found = sized(given, look(*[on] * 16), (100, 0), 600.0)
+    found = sized(given, sample(*[on] * 16), (100, 0), 600.0)
     assert found.chosen["sampling.stop"] == ("\n",)
     # 3 of 22 characters are in the line: 1 + 256 · 3/22 tokens.
     assert found.length == pytest.approx(1 + 256 * 3 / len(on.text), abs=1)
     # An end that was given is left alone.
     other = config(sampling=SamplingParams(stop=("###",)))
-    assert "sampling.stop" not in sized(other, look(*[on] * 16), (100, 0), 600.0).chosen
+    assert "sampling.stop" not in sized(other, sample(*[on] * 16), (100, 0), 600.0).chosen
 
 
 def test_the_choice_can_be_pasted_into_a_shell() -> None:

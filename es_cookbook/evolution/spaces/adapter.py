@@ -26,7 +26,7 @@ other uses of it.
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -107,12 +107,13 @@ class Adapter(SearchSpaceBuilder):
             start = read_adapter(Path(self.start), weights)
             weights, lora = start.weights, start.lora
         targets = {name: factor_names(name) for name in weights}
+        transposed = frozenset(p.name for p in parameters if p.transposed and p.name in targets)
         shapes = factor_shapes(weights, lora.rank)
         return _AdapterSpace(
             shapes,
             self.noise,
             self.shares(shapes, together=list(targets.values())),
-            adapter=AdapterFactors(targets, lora, transposed=_transposed(parameters, targets)),
+            adapter=AdapterFactors(targets, lora, transposed=transposed),
             init=self.init,
             init_seed=self.init_seed,
             start=start,
@@ -185,10 +186,6 @@ class _AdapterSpace(FullRankSpace):
 
         at_random = noise(self.init_seed, f"{name}.init", self.shapes[name], "gaussian")
         return torch.from_numpy(np.multiply(at_random, np.float32(std)))
-
-
-def _transposed(parameters: Sequence[ParameterInfo], names: Collection[str]) -> frozenset[str]:
-    return frozenset(p.name for p in parameters if p.transposed and p.name in names)
 
 
 def _layer(weight: str) -> str:

@@ -35,7 +35,7 @@ from es_cookbook.runs.directory.directory import (
 from es_cookbook.runs.directory.opening import refuse_lost_history
 from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.history.format import Fork
-from es_cookbook.runs.history.store import read_prefix, readable_prefix
+from es_cookbook.runs.history.store import first_generations
 
 
 def fork_run(source: Path, generation: int | None, output: Path, config_json: str) -> int:
@@ -53,8 +53,9 @@ def fork_run(source: Path, generation: int | None, output: Path, config_json: st
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RunDirectoryError(f"output must be a new or empty directory, found {output}")
-    refuse_lost_history(Recorded(source), readable_prefix(source / HISTORY, 1))
-    prefix = read_prefix(source / HISTORY, generation)
+    recorded = Recorded(source)
+    refuse_lost_history(recorded)
+    prefix = first_generations(recorded.history, source / HISTORY, generation)
     taken = prefix.generations
     header = prefix.header and dataclasses.replace(prefix.header, fork=Fork(str(source), taken))
     forked = dataclasses.replace(prefix, header=header)
@@ -81,8 +82,8 @@ def rewind_run(log_path: Path, generation: int) -> Path:
     """
     check_is_run(log_path)
     with locked(log_path) as recorded:
-        refuse_lost_history(recorded, readable_prefix(log_path / HISTORY, 1))
-        kept = read_prefix(log_path / HISTORY, generation)
+        refuse_lost_history(recorded)
+        kept = first_generations(recorded.history, log_path / HISTORY, generation)
         if kept.header is not None and (fork := kept.header.fork) is not None:
             fork = dataclasses.replace(fork, generation=min(fork.generation, generation))
             kept = dataclasses.replace(kept, header=dataclasses.replace(kept.header, fork=fork))

@@ -43,8 +43,7 @@ from es_cookbook.runs.history.store import (
     Prefix,
     check_fingerprint,
     check_same_base,
-    read_prefix,
-    readable_prefix,
+    first_generations,
 )
 
 _logger = logging.getLogger(__name__)
@@ -178,13 +177,13 @@ def open_replay(
         ModelError: The base model cannot be read.
     """
     recorded = check_is_run(log_path)
-    refuse_lost_history(recorded, readable_prefix(log_path / HISTORY, 1))
+    refuse_lost_history(recorded)
     types = {"model_name": str, "search_space": SearchSpaceBuilder}
     fields, config = load_fields(log_path / CONFIG, types, trust)
     search_space = cast(SearchSpaceBuilder, fields["search_space"])
     if generation is not None and generation < 0:
         raise HistoryError(f"generation must be 0 or more, found {generation}")
-    prefix = read_prefix(log_path / HISTORY, generation)
+    prefix = first_generations(recorded.history, log_path / HISTORY, generation)
     header = prefix.header
     model_name = model_name or cast(str, fields["model_name"])
     architecture = architecture_for(search_space, model_name)

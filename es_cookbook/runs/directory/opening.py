@@ -175,20 +175,15 @@ def with_length(config_json: str, num_generations: int) -> str:
     return json.dumps(plain, indent=2, ensure_ascii=False)
 
 
-def refuse_lost_history(
-    recorded: Recorded, found: Prefix | None = None, *, or_shorter: bool = False
-) -> None:
+def refuse_lost_history(recorded: Recorded, *, or_shorter: bool = False) -> None:
     """Refuse a run that has metrics but no history; damage is ignored.
 
-    Args:
-        recorded: the run.
-        found: the beginning of its history, if the caller has read it; one generation is enough.
-        or_shorter: also refuse metrics of more generations than a crash explains.
+    With `or_shorter`, also one with metrics of more generations than a crash explains.
 
     Raises:
         HistoryError: The history is missing or too short.
     """
-    found = recorded.history if found is None else found
+    found = recorded.history
     if found.generations and not or_shorter:
         return
     log_path, done = recorded.log_path, found.generations

@@ -14,10 +14,9 @@ from typing_extensions import override
 
 from es_cookbook.checkpoints.model_files import Format, Part, cached_model
 from es_cookbook.common.errors import ConfigError, ESCookbookError, ModelError, RunDirectoryError
-from es_cookbook.common.files import ANY_SIZE, opened
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.runs.directory.directory import HISTORY, Recorded, check_is_run, is_of_gradients
-from es_cookbook.runs.history.store import read_prefix
+from es_cookbook.runs.history.store import first_generations
 
 _SIGN = "@"
 """Between a run and the number of its generation."""
@@ -68,13 +67,12 @@ def run_named(model_name: str) -> tuple[Path, int | None] | None:
 
 
 def _centre(log_path: Path, generation: int | None) -> Path:
-    check_is_run(log_path)
-    prefix = read_prefix(log_path / HISTORY, generation)
+    recorded = check_is_run(log_path)
+    prefix = first_generations(recorded.history, log_path / HISTORY, generation)
     # The source of the rebuilt model. The header, in the history, has the digests of the base.
-    with opened(log_path / HISTORY, ANY_SIZE, log_path) as file:
-        recorded = file.read(prefix.num_bytes)
-    config = json.dumps(Recorded(log_path).fields[0], sort_keys=True).encode()
-    digest = hashlib.sha256(hashlib.sha256(config).digest() + recorded).hexdigest()
+    config = json.dumps(recorded.fields[0], sort_keys=True).encode()
+    source = hashlib.sha256(config).digest() + b"".join(prefix.encode())
+    digest = hashlib.sha256(source).hexdigest()
     make = functools.partial(_rebuild, log_path, prefix.generations)
     here = log_path.resolve()
     if here in _rebuilding:

@@ -46,20 +46,23 @@ def read_header(path: Path) -> Header | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prefix:
-    """The first generations of a history, and where they end.
+    """The first generations of a history.
 
     Attributes:
         header: None if nothing is recorded yet.
-        generations: number of records.
-        num_bytes: bytes of the lines in the file.
+        num_bytes: bytes of the lines in the file, if these are all that can be read.
         damage: the error of the next line, if it is damaged.
     """
 
     header: Header | None = None
     records: tuple[Record, ...] = ()
-    generations: int = 0
     num_bytes: int = 0
     damage: HistoryError | None = None
+
+    @property
+    def generations(self) -> int:
+        """Number of records."""
+        return len(self.records)
 
     def encode(self) -> Iterator[bytes]:
         """The lines of a history that holds this and no more."""
@@ -70,40 +73,37 @@ class Prefix:
 NOTHING = Prefix()
 
 
-def read_prefix(path: Path, generation: int | None) -> Prefix:
-    """The first `generation` generations, all of them if None; damage behind them is ignored.
+def first_generations(found: Prefix, path: Path, generation: int | None) -> Prefix:
+    """The first generations of a history, all of them if None; damage behind them is ignored.
 
     Raises:
-        HistoryError: Fewer are recorded (says how many), or as `read_history`.
+        HistoryError: Fewer are recorded; says how many of `path`.
     """
-    found = readable_prefix(path, generation)
-    if found.damage is not None:
+    if found.damage is not None and (generation is None or generation > found.generations):
         raise found.damage
-    if generation is not None and found.generations != generation:
+    if generation is None:
+        return found
+    if generation > found.generations:
         raise HistoryError(
             f"generation must be 0 to {found.generations}, since {path} holds as many generations; "
             f"found {generation}"
         )
-    return found
+    return dataclasses.replace(found, records=found.records[:generation], damage=None)
 
 
-def readable_prefix(path: Path, generation: int | None = None) -> Prefix:
-    """The same as far as it can be read: fewer generations, and `damage` after them."""
+def readable_prefix(path: Path) -> Prefix:
+    """The history as far as it can be read, and the `damage` after that."""
     header, records, num_bytes, damage = None, list[Record](), 0, None
     try:
         for entry, line_bytes in _read(path):
             if isinstance(entry, Header):
                 header = entry
-            elif len(records) == generation:
-                break
             else:
                 records.append(entry)
             num_bytes += line_bytes
-            if len(records) == generation:
-                break
     except (HistoryError, RunDirectoryError) as error:
         damage = HistoryError(str(error))
-    return Prefix(header, tuple(records), len(records), num_bytes, damage)
+    return Prefix(header, tuple(records), num_bytes, damage)
 
 
 def _read(path: Path) -> Iterator[tuple[Header | Record, int]]:
@@ -173,7 +173,7 @@ class HistoryStore:
     """
 
     def __init__(self, path: Path, header: Header, found: Prefix | None = None) -> None:
-        found = read_prefix(path, None) if found is None else found
+        found = found or first_generations(readable_prefix(path), path, None)
         if found.header is not None:
             check_same_base(path, found.header, header)
         self.next_generation = found.generations
