@@ -1,15 +1,13 @@
 """The centre is measured greedily on held-out problems; what is lost is left out and said."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import pytest
 
-from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Genome
-from es_cookbook.population.evaluate import check_evaluation, evaluate
+from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.results import wilson_interval
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
@@ -147,19 +145,3 @@ async def test_the_answer_of_most_attempts_is_measured_where_envs_say_what_they_
     assert metrics["test/maj@4"] == pytest.approx((1 + 1 / 2 + 0) / 3), "of a tie, the half"
     assert metrics["test/low/maj@4"] <= metrics["test/maj@4"] <= metrics["test/high/maj@4"]
     assert "test/maj@2" not in metrics, "of two attempts most are both, or any"
-
-
-@pytest.mark.parametrize(
-    ("attempts", "temperature", "sentence"),
-    [
-        (0, 1.0, "eval_attempts must be at least 1, found 0"),
-        (1, -0.5, "eval_temperature must be 0 .* found -0.5"),
-        (1, math.inf, "eval_temperature must be 0 .* found inf"),
-        (2, 0.0, "eval_attempts=2 would all be alike, since eval_temperature=0 is greedy"),
-    ],
-)
-def test_an_evaluation_that_cannot_be_is_refused(
-    attempts: int, temperature: float, sentence: str
-) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        check_evaluation(attempts, temperature)

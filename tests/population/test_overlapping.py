@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -19,7 +18,7 @@ from es_cookbook.engines.ray.cluster import Cluster
 from es_cookbook.engines.ray.member import Ledger
 from es_cookbook.engines.ray.pool import RayPool
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma
+from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.genetic.optimizer import Genetic
 from es_cookbook.population.group import Attempt, EnginePolicy, ResidentBlock
@@ -30,7 +29,7 @@ from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
 from es_cookbook.runs.recorded import open_run, rebuild
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
-from tests.fakes import FakeEngine, FakeEngineBuilder, Following
+from tests.fakes import FakeEngineBuilder, Following
 from tests.ray_fakes import LightEngine, LightEngineBuilder, NearCluster
 from tests.runs.records import cut_run
 from tests.tiny_run import TinyConfig, tiny, untimed, write_tiny_model
@@ -70,11 +69,6 @@ class NearPoolBuilder(EngineBuilder):
         self.made.append(pool)
         cluster.dies_in = ["fetch", "apply", "load"] if self.dies else []
         return pool
-
-
-def brief(text: str, row: Mapping[str, object]) -> float:
-    """A reward that answers of one and two characters earn whole."""
-    return min(len(text), 1) if len(text) < 3 else 0.5
 
 
 @pytest.mark.parametrize("engine", [NearPoolBuilder(), NearPoolBuilder(num_engines=3, dies=True)])
@@ -130,25 +124,6 @@ async def test_a_run_that_stopped_anywhere_goes_on_as_if_it_had_not(
     assert await history(tmp_path / "torn", NearPoolBuilder()) == whole
     metrics = [untimed(tmp_path / name / "metrics.jsonl") for name in ("whole", "torn")]
     assert metrics[0] == metrics[1]
-
-
-async def test_evaluations_are_of_the_newest_centre(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def sample(self: FakeEngine, request: SampleRequest) -> Action:
-        if request.target == "centre":
-            evaluated.append(len(self.steps))
-        return await plain(self, request)
-
-    evaluated: list[int] = []
-    plain = FakeEngine.sample
-    monkeypatch.setattr(FakeEngine, "sample", sample)
-    await history(tmp_path, FakeEngineBuilder(capacity=3))
-    assert evaluated == [0] * 4 + [5] * 4 + [10] * 4 + [12] * 4
-    measured = read_metrics(tmp_path / "metrics.jsonl")
-    assert [row["progress/generation"] for row in measured if "test/reward/mean" in row] == [
-        *(0, 5, 10, 12)
-    ]
 
 
 async def test_every_rollout_comes_back_around_the_centre_where_its_genome_stood(
@@ -221,17 +196,6 @@ async def test_the_centre_that_an_env_asks_is_that_of_its_genomes() -> None:
         ({"objective": Following()}, "this objective follows them: leave one of them out"),
         ({"surrogate": Surrogate(attempts=2)}, "max_staleness is about genomes' own answers"),
         ({"optimizer": Genetic(population_size=4)}, "max_staleness=1: Genetic asks for genomes by"),
-        (
-            {
-                "optimizer": ES(
-                    sigma=0.1,
-                    learning_rate=0.05,
-                    evaluate_centre=True,
-                    adaptive_sigma=AdaptiveSigma(),
-                )
-            },
-            "max_staleness=1: ES asks for genomes by",
-        ),
     ],
 )
 async def test_what_depends_on_the_generation_before_is_refused(

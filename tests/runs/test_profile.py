@@ -5,10 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import chz
 import pytest
 
-from es_cookbook.runs.program import train, with_log_path
+from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.tiny_run import TinyConfig, tiny, write_tiny_model
 
@@ -65,13 +64,3 @@ async def test_spans_of_engine_lanes_and_loop_add_up_to_a_generation(
     assert asked == pytest.approx(seconds, abs=1e-4)
     said = capsys.readouterr().out
     assert f"the profile is in {tmp_path / 'run' / 'profile.json'}" in said
-
-
-async def test_without_it_nothing_is_written_and_a_run_keeps_its_name(tmp_path: Path) -> None:
-    without, with_it = config(Path(), profile=False), config(Path())
-    await train(config(tmp_path, num_generations=1, profile=False))
-    assert not (tmp_path / "profile.json").exists()
-    names = {
-        with_log_path(chz.replace(each, log_path=""), "x").log_path for each in (without, with_it)
-    }
-    assert len(names) == 1

@@ -1,17 +1,12 @@
 """A generation is written in one order, and counts when its history line is on the disk."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import chz
-import numpy as np
 import pytest
 
-from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma
-from es_cookbook.evolution.schedules import Linear
-from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.rl.types import TrajectoryGroup
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
@@ -85,28 +80,6 @@ async def test_trackers_are_told_in_order_and_only_of_what_counts(tmp_path: Path
     ]
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [row.get("watching/calls") for row in rows] == [0.0, 3.0, None]
-
-
-async def test_sigma_and_learning_rate_are_those_of_the_generation(tmp_path: Path) -> None:
-    optimizer = ES(
-        population_size=2,
-        sigma=0.1,
-        learning_rate=0.05,
-        learning_rate_schedule=Linear(),
-        evaluate_centre=True,
-        adaptive_sigma=AdaptiveSigma(rate=1.0),
-    )
-    before = time.time()
-    await train(short(tmp_path, optimizer=optimizer))
-    *rows, last = read_metrics(tmp_path / "metrics.jsonl")
-    assert [row["optimizer/learning_rate"] for row in rows] == [0.05, 0.025]
-    first, _ = read_history(tmp_path / "history.jsonl")
-    again = optimizer(run_seed=0, num_generations=2, space=FullRankSpace({"w": (1,)}))
-    again.tell(0, again.ask(0), None, np.array(first.fitness_G))
-    assert again.sigma(1) != 0.1, "the fitness says something"
-    assert [row["optimizer/sigma"] for row in rows] == [0.1, again.sigma(1)]
-    assert [before < row["time/unix"] < time.time() for row in rows] == [True, True]
-    assert "optimizer/sigma" not in last, "no generation"
 
 
 async def test_a_run_that_ended_before_its_last_evaluation_only_evaluates(tmp_path: Path) -> None:

@@ -181,8 +181,6 @@ def open_replay(
     types = {"model_name": str, "search_space": SearchSpaceBuilder}
     fields, config = load_fields(log_path / CONFIG, types, trust)
     search_space = cast(SearchSpaceBuilder, fields["search_space"])
-    if generation is not None and generation < 0:
-        raise HistoryError(f"generation must be 0 or more, found {generation}")
     prefix = first_generations(recorded.history, log_path / HISTORY, generation)
     header = prefix.header
     model_name = model_name or cast(str, fields["model_name"])

@@ -83,7 +83,7 @@ def first_generations(found: Prefix, path: Path, generation: int | None) -> Pref
         raise found.damage
     if generation is None:
         return found
-    if generation > found.generations:
+    if not 0 <= generation <= found.generations:
         raise HistoryError(
             f"generation must be 0 to {found.generations}, since {path} holds as many generations; "
             f"found {generation}"

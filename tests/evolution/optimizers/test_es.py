@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.fitness import ZScore
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.noise import Partitions, noise, partition_of
+from es_cookbook.evolution.noise import Partitions, partition_of
 from es_cookbook.evolution.optimizers.adam import Adam, RMSProp
 from es_cookbook.evolution.optimizers.base import (
     Optimizer,
@@ -82,27 +81,6 @@ def test_genomes_of_a_generation_share_a_partition_out_equally(antithetic: bool)
         groups = Counter(Partitions(4).group(seed) for seed in seeds(genomes_G))
         assert groups == {0: 4, 1: 4, 2: 4, 3: 4}
     assert partition_of(seeds(es.ask(0))[0]) != partition_of(seeds(es.ask(1))[0])
-
-
-def test_a_step_of_partitions_is_each_groups_own_step_and_as_long_as_any() -> None:
-    """w_k <- w_k + α/N · √K · Σ fitness · ε over the genomes of group k, N all genomes."""
-    space = partitioned(2)
-    config = settled(population_size=8, learning_rate=0.5, antithetic=False)
-    es = config(run_seed=3, num_generations=10, space=space)
-    genomes_G, fitness_G = es.ask(0), np.array([1.0, -2, 0.5, 0, 3, 1, -1, 2])
-    step = es.tell(0, genomes_G, None, fitness_G)
-    owners: dict[str, set[int]] = {}
-    for name, (rows, columns) in space.shapes.items():
-        found, expected = torch.zeros(rows, columns), np.zeros((rows, columns))
-        space.add_terms_(name, found, step.terms)
-        for genome, fitness in zip(genomes_G, fitness_G, strict=True):
-            seed = genome.terms[0].seed
-            if space.shares.of(name, genome.terms):
-                owners.setdefault(name, set()).add(seed % 2)
-                a, b = noise(seed, f"{name}.A", (rows, 1)), noise(seed, f"{name}.B", (columns, 1))
-                expected += 0.5 / 8 * math.sqrt(2) * fitness * (a @ b.T)
-        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-6)
-    assert sorted(map(sorted, owners.values())) == [[0], [0], [1], [1]]
 
 
 @pytest.mark.parametrize(("size", "antithetic"), [(6, True), (3, False)])
@@ -255,40 +233,6 @@ def test_sigma_stays_within_its_bounds_and_where_nothing_was_learnt() -> None:
     assert es.sigma(2) == pytest.approx(0.005)
     es.tell(2, es.ask(2), None, np.array([1.0, 0.0, -50.0]))
     assert es.sigma(3) == pytest.approx(0.02)
-
-
-def test_a_sharpness_aware_step_is_taken_where_fitness_is_lower() -> None:
-    """θ - ρ g, then back, and α g' with what the genomes around θ - ρ g earned."""
-    config = settled(
-        population_size=4, sigma=0.1, learning_rate=0.3, sharpness=0.5, weight_decay=0.2
-    )
-    es = config(run_seed=0, num_generations=4, space=SPACE)
-
-    def moved(step: Step, start: np.ndarray) -> np.ndarray:
-        weight = torch.from_numpy(((1 - step.decay) * start).astype(np.float32))  # the base is 0
-        SPACE.add_terms_("x", weight, step.terms)
-        return weight.numpy()
-
-    start = np.array([1.0, 2.0, -1.0, 0.5])
-    for generation in (0, 2):
-        told = np.array([2.0, -1.0, 0.5, 1.0]), np.array([0.0, 1.0, -2.0, 2.0])
-        gradients: list[np.ndarray] = []
-        for g, fitness_G in enumerate(told):
-            population_G = es.ask(generation + g)
-            assert {abs(genome.terms[0].coefficient) for genome in population_G} == {0.1}
-            noises_G = [noise(genome.terms[0].seed, "x", (4,)) for genome in population_G]
-            signs_G = [math.copysign(1, genome.terms[0].coefficient) for genome in population_G]
-            triples = zip(fitness_G, signs_G, noises_G, strict=True)
-            gradients.append(sum((f * sign * e for f, sign, e in triples), np.zeros(4)) / 4)
-            step = es.tell(generation + g, population_G, None, fitness_G)
-            if g == 0:
-                assert step.decay == 0
-                np.testing.assert_allclose(
-                    moved(step, start), start - 0.5 * gradients[0], rtol=1e-5
-                )
-                there = moved(step, start)
-        expected = 0.8 * start + 0.3 * gradients[1]
-        np.testing.assert_allclose(moved(step, there), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_sharpness_that_cannot_work_is_refused() -> None:

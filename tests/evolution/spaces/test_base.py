@@ -5,14 +5,12 @@ import torch
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Term
-from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import (
     ParameterInfo,
     SearchSpaceBuilder,
 )
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.plugins.quantised.spaces import QuantCodes
 
 PARAMETERS = [
     ParameterInfo("embed_tokens.weight", (10, 4), "embedding"),
@@ -49,18 +47,6 @@ def test_nothing_left_to_perturb_is_refused() -> None:
 def test_low_rank_refuses_a_pattern_for_other_parameters() -> None:
     with pytest.raises(ConfigError, match=r"'norm\.\*'.*linear weights only"):
         LowRank(include=("layers.*", "norm.*"))(PARAMETERS)
-
-
-def test_a_space_says_what_engines_have_to_host() -> None:
-    dense, low_rank, adapter = (each(PARAMETERS) for each in (FullRank(), LowRank(), Adapter()))
-    assert [space.is_dense for space in (dense, low_rank, adapter)] == [True, False, False]
-    assert [space.hosts_offsets for space in (dense, low_rank, adapter)] == [True, False, True]
-    hosts = [each.hosts_offsets for each in (FullRank(), LowRank(), Adapter(), QuantCodes())]
-    assert hosts == [True, False, True, False]
-    linear = {"layers.0.q_proj.weight", "layers.1.q_proj.weight"}
-    assert dense.weights == {parameter.name for parameter in PARAMETERS}
-    assert set(low_rank.weights) == set(adapter.weights) == linear
-    assert adapter.adapter is not None and adapter.adapter.are_parameters
 
 
 def test_a_centre_is_rounded_into_the_models_own_weights() -> None:

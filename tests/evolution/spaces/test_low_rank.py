@@ -42,25 +42,3 @@ def test_exact_arithmetic_is_as_defined(shape: tuple[int, int], rank: int, num_t
     space.add_terms_("w", weight, terms)
     assert torch.equal(weight, in_torch)
     assert torch.equal(weight, torch.from_numpy(in_numpy))
-
-
-@pytest.mark.parametrize("rank", [1, 2, 8])
-@pytest.mark.parametrize("kind", ["gaussian", "rademacher"])
-def test_the_perturbation_has_the_coefficients_size_whatever_the_rank(rank: int, kind: str) -> None:
-    space = space_of(400, 400, rank, noise=kind)
-    weight = torch.zeros(400, 400)
-    space.add_terms_("w", weight, [Term(31, 0.5)])
-    # Two factors of 400 · rank elements: the mean square is off by some √(4 / 400 / rank).
-    assert weight.square().mean().item() == pytest.approx(0.25, rel=0.3 / rank**0.5)
-    assert abs(weight.mean().item()) < 0.5 * 4 / 400
-
-
-def test_sampling_in_two_factors_agrees_with_the_merged_weight() -> None:
-    space = space_of(30, 20, rank=4)
-    x = torch.from_numpy(noise(2, "x", (7, 20)))
-    a, b = (torch.from_numpy(factor) for factor in factors_of(space, "w", 6))
-    merged = torch.zeros(30, 20)
-    space.add_terms_("w", merged, [Term(6, 0.7)])
-    torch.testing.assert_close(
-        float(term_scales([0.7], space.rank)[0]) * (x @ b) @ a.T, x @ merged.T
-    )

@@ -21,14 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ESCookbookError
-from es_cookbook.evolution.exact import MODULUS, fingerprint_of
 from es_cookbook.plugins.branches.branches import fork_run, rewind_run
-from es_cookbook.runs.centre.replay import latest_snapshot
-from es_cookbook.runs.centre.snapshots import write_snapshot
 from es_cookbook.runs.config import MAY_DIFFER
 from es_cookbook.runs.directory.directory import FILES_OF_RUNS, Recorded
 from es_cookbook.runs.directory.opening import begin_in, run_state
@@ -251,17 +247,3 @@ def test_a_thousand_damaged_directories_are_used_correctly_or_refused() -> None:
         patched.setattr(os, "fsync", lambda _: None)
         found = set(cases(Path(home), range(1_000)))
     assert found == {f"{each.__name__} {end}" for each in COMMANDS for end in ("done", "refused")}
-
-
-def test_a_damaged_snapshot_is_left_out(tmp_path: Path) -> None:
-    centre = torch.linspace(-1, 1, 60).view(3, 20)
-    fingerprint = fingerprint_of("weight", centre) % MODULUS
-    write_snapshot(tmp_path, 2, fingerprint, [("weight", (3, 20))], [("weight", centre)])
-    path = tmp_path / "snapshots/000002.safetensors"
-    whole = path.read_bytes()
-    assert latest_snapshot(tmp_path, [0, fingerprint]) is not None
-    for case in range(200):
-        path.write_bytes(of_bytes(random.Random(case), whole))
-        found = latest_snapshot(tmp_path, [0, fingerprint])
-        if found is not None:  # Damaged where nothing is read from.
-            assert torch.equal(found.tensors["weight"], centre)

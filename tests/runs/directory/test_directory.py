@@ -10,11 +10,10 @@ import pytest
 
 from es_cookbook.common.errors import EngineError, HistoryError, RunDirectoryError
 from es_cookbook.plugins.branches.branches import fork_run, rewind_run
-from es_cookbook.runs.directory.directory import Recorded, check_is_run, failures_logged, locked
+from es_cookbook.runs.directory.directory import Recorded, failures_logged
 from es_cookbook.runs.directory.opening import Behavior, begin_in, run_state
 from es_cookbook.runs.files import LineFile, replace_file
 from es_cookbook.runs.history.store import HistoryStore
-from es_cookbook.runs.tracking.reading import read_run
 from tests.runs.records import HEADER, make_record
 
 CONFIG = json.dumps(
@@ -153,12 +152,6 @@ def test_what_is_known_of_an_engines_failure_is_in_the_log(
     opened(tmp_path, CONFIG, "raise").history.close()  # Where it did not even start is fresh.
 
 
-def test_a_directory_left_by_a_crash_before_its_config_is_fresh(tmp_path: Path) -> None:
-    (tmp_path / "config.json.partial").write_text('{"$cl')
-    run = opened(tmp_path, CONFIG, "raise")
-    assert not run.resumed and (tmp_path / "config.json").read_text() == CONFIG
-
-
 @pytest.mark.parametrize("behavior", ["ask", "resume", "delete", "raise"])
 def test_a_run_that_ended_before_its_first_generation_makes_way(
     tmp_path: Path, behavior: Behavior
@@ -205,15 +198,6 @@ def test_ask_resumes_deletes_or_aborts_as_told(
     assert "sigma was 0.005, is 1.0" in printed and "[r]esume" not in printed
 
 
-def test_a_log_path_that_is_or_lies_under_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(RunDirectoryError, match=r"must be a directory, found a file"):
-        opened(tmp_path / "file", CONFIG, "raise")
-    with pytest.raises(RunDirectoryError, match=r"cannot be used as a directory"):
-        opened(tmp_path / "file" / "run", CONFIG, "raise")
-    assert (tmp_path / "file").read_text() == "in the way"
-
-
 @pytest.mark.parametrize("damage", ["torn", "checksum"])
 def test_a_damaged_last_line_takes_its_metrics_with_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
@@ -234,16 +218,6 @@ def test_a_link_in_place_of_a_temporary_file_is_not_written_through(tmp_path: Pa
     replace_file(tmp_path / "config.json", [b"{}"])
     assert (tmp_path / "config.json").read_text() == "{}"
     assert (tmp_path / "precious").read_text() == "one line"
-
-
-def test_a_name_that_is_too_long_is_a_sentence(tmp_path: Path) -> None:
-    path = tmp_path / ("a" * 300)
-    too_long = pytest.raises(RunDirectoryError, match="cannot be used as a directory: File name")
-    with too_long, locked(path):
-        pass
-    for reads in (check_is_run, read_run):
-        with pytest.raises(RunDirectoryError, match="a cannot be read: File name too long"):
-            reads(path)
 
 
 def test_a_directory_that_is_deleted_while_the_run_goes_on_ends_it(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM, PeftModel
+from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -126,39 +126,6 @@ async def test_a_model_directory_is_what_the_engine_would_save(tmp_path: Path, w
     if case.stored == "float32" and case.sampled == "auto":
         check_same_answers(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), actions)
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("5A").input_ids == [11, 23]
-
-
-async def test_any_generation_can_be_had_and_none_is_the_base_byte_for_byte(tmp_path: Path) -> None:
-    model = make_base(tmp_path / "model", shards=2)
-    run = await make_run(tmp_path / "run", model, LowRank())
-    assert "(the base)" in write(run, tmp_path / "out0", generation=0)
-    for file in model.iterdir():
-        assert (tmp_path / "out0" / file.name).read_bytes() == file.read_bytes()
-    write(run, tmp_path / "out2", generation=2)
-    async with engine_at(run, model, LowRank(), generation=2) as engine:
-        await engine.save(tmp_path / "saved")
-    assert same(loaded(tmp_path / "out2"), loaded(tmp_path / "saved"))
-    write(run, tmp_path / "out3", generation=3)
-    assert not same(loaded(tmp_path / "out3"), loaded(tmp_path / "saved"))
-
-
-async def test_an_adapter_answers_in_peft_and_transformers_as_in_the_engine(tmp_path: Path) -> None:
-    model = make_base(tmp_path / "model")
-    # Not all of a kind, so that modules have to be named in full.
-    space = Adapter(rank=3, alpha=10.0, rslora=True, exclude=("*1.mlp.up_proj*",))
-    run = await make_run(tmp_path / "run", model, space)
-    assert "as a PEFT adapter of rank 3" in write(run, tmp_path / "out")
-    names = {file.name for file in (tmp_path / "out").iterdir()}
-    assert names == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
-    assert 'LoRARequest("adapter"' in (tmp_path / "out" / "README.md").read_text()
-    async with engine_at(run, model, space) as engine:
-        actions = await greedy(engine)
-    base = AutoModelForCausalLM.from_pretrained(model)
-    with pytest.raises(AssertionError):
-        check_same_answers(base, actions)
-    check_same_answers(PeftModel.from_pretrained(base, tmp_path / "out").eval(), actions)
-    check_same_answers(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out").eval(), actions)
-    check_same_answers(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), actions)
 
 
 async def test_a_low_rank_run_as_an_adapter_tells_its_error(tmp_path: Path) -> None:

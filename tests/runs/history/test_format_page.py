@@ -1,7 +1,6 @@
 """docs/history_format.md is enough: weights come back from it without es_cookbook, bit for bit."""
 
 import json
-import math
 import re
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from es_cookbook.checkpoints.model_files import base_identity
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution import noise as philox
 from es_cookbook.evolution.centre import Centre
-from es_cookbook.evolution.exact import orthogonalised
 from es_cookbook.evolution.genome import AdamRule, ErrorFeedbackRule, MuonRule, Step, Term
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.optimizers.adam import Adam
@@ -178,36 +176,6 @@ def test_the_examples_of_noise_are_the_noise() -> None:
         f"{philox.SCALE} · Q",
     ):
         assert found in PAGE
-
-
-def test_the_pages_philox_is_that_of_the_noise() -> None:
-    p, q, *weyl = (int(found, 16) for found in re.findall(r"0x[0-9A-F]{16}", PAGE))
-    key = (7, philox.name_key("w"))
-    words: list[int] = []
-    for block in range(3):
-        c0, c1, c2, c3 = block + 1, 0, 0, 0
-        k0, k1 = key
-        for _ in range(10):
-            (high_p, low_p), (high_q, low_q) = divmod(p * c2, 2**64), divmod(q * c0, 2**64)
-            c0, c1, c2, c3 = high_p ^ c1 ^ k0, low_p, high_q ^ c3 ^ k1, low_q
-            k0, k1 = (k0 + weyl[0]) % 2**64, (k1 + weyl[1]) % 2**64
-        words += [c0, c1, c2, c3]
-    assert words == philox.words(7, "w", 0, 3).tolist()
-
-
-@pytest.mark.parametrize("shape", [(5, 9), (9, 5), (4, 4)])
-def test_the_pages_muon_is_that_of_the_rule(shape: tuple[int, int]) -> None:
-    g = noise(3, "w", shape)
-    x = (g if shape[0] <= shape[1] else g.T).astype(np.float64)
-    x = np.rint(x / abs(x).max() * 2**18)
-    x = np.rint(x / math.sqrt(sum(int(value) ** 2 for value in x.flat)) * 2**24)
-    for _ in range(4):
-        p = np.rint(x @ x.T / 2**24)
-        x = np.rint(
-            3.4445 * x + np.rint(np.rint(-4.775 * p + 2.0315 * np.rint(p @ p / 2**24)) @ x / 2**24)
-        )
-    o = (x if shape[0] <= shape[1] else x.T) / 2**24
-    assert o.tobytes() == orthogonalised(torch.from_numpy(g), 4).contiguous().numpy().tobytes()
 
 
 def test_the_pages_digests_are_those_of_the_header(models: dict[str, Path]) -> None:

@@ -2,7 +2,6 @@ import dataclasses
 import itertools
 import json
 import math
-import os
 import re
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.common.errors import HistoryError, RunDirectoryError
+from es_cookbook.common.errors import HistoryError
 from es_cookbook.evolution.genome import MAX_COEFFICIENT, MAX_SEED, RULES, MuonRule, Step, Term
 from es_cookbook.rl.types import ProblemResult
 from es_cookbook.runs.history.format import Fork, Header, Record, decode, encode
@@ -93,32 +92,6 @@ def test_any_flipped_byte_before_the_last_line_is_refused_by_line_number(tmp_pat
         with pytest.raises(HistoryError, match="line 3 is damaged"):
             HistoryStore(path, HEADER)
         assert path.read_bytes() == damaged, "a damaged history is evidence; it is not touched"
-
-
-def test_a_full_disk_costs_only_the_generation_it_hit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "history.jsonl"
-    store = HistoryStore(path, HEADER)
-    store.append(make_record(0))
-    real_write = os.write
-    room = [50]
-
-    def full_disk(descriptor: int, data: bytes) -> int:
-        if not room[0]:
-            raise OSError(28, "No space left on device")
-        written = real_write(descriptor, data[: room[0]])
-        room[0] -= written
-        return written
-
-    monkeypatch.setattr(os, "write", full_disk)
-    with pytest.raises(RunDirectoryError, match="No space left on device"):
-        store.append(make_record(1))
-    monkeypatch.undo()
-    assert not room[0], "the write stopped half-way"
-    assert path.read_bytes() == encode(HEADER) + encode(make_record(0)), "what it left was cut"
-    store.append(make_record(1))  # The disk has room again, and the same store goes on.
-    assert list(read_history(path)) == [make_record(0), make_record(1)]
 
 
 # The format: every field, and the reader in the docs.
