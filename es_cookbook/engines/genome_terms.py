@@ -114,12 +114,12 @@ class GenomeFactors:
         shares, genomes_G = self._space.shares, self._genomes_G
         seeds = sorted({term.seed for genome in genomes_G for term in genome.terms})
         # Noise of seeds without a part in the weight need not be made, but some has to be.
-        seeds = [seed for seed in seeds if shares.of(name, [Term(seed, 1.0)])] or seeds[:1]
+        seeds = [seed for seed in seeds if shares.own(name, [Term(seed, 1.0)])] or seeds[:1]
         place_of_seed = {seed: place for place, seed in enumerate(seeds)}
 
         def own(genome: Genome, t: int) -> Term:
             """Term t; the first seed with coefficient 0 if the genome has none for this weight."""
-            found = shares.of(name, genome.terms[t : t + 1])
+            found = shares.own(name, genome.terms[t : t + 1])
             return found[0] if found else Term(seeds[0], 0.0)
 
         terms_G = [[own(genome, t) for t in range(self._num_terms)] for genome in genomes_G]
@@ -151,7 +151,7 @@ class GenomeFactors:
             terms_of = [own.terms_G for own in self._of_kind]
         else:
             names = self._of_each_kind
-            terms_of = [[space.shares.of(n, g.terms) for g in self._genomes_G] for n in names]
+            terms_of = [[space.shares.own(n, g.terms) for g in self._genomes_G] for n in names]
         entries = entries_of(terms_of, self._places_G, self._device, space.rank)
         fill(self._jobs, entries, space.noise)
         self._jobs = []

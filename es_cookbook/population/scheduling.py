@@ -165,7 +165,7 @@ class InOrder(Generic[_T]):
         with anyio.CancelScope(shield=True):
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def of(self, generation: int) -> _T:
+    async def result(self, generation: int) -> _T:
         """The result of a generation, once its rollouts have ended; to be called in order.
 
         Raises:

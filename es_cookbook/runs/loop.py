@@ -169,7 +169,7 @@ async def train_overlapping(run: Run) -> None:
     length, centre_of = config.num_generations, config.centre_of
     async with InOrder(attempt, run.engine, length, centre_of, take) as attempts:
         for generation in run.generations:
-            asked, genomes_G, groups_P = await attempts.of(generation)
+            asked, genomes_G, groups_P = await attempts.result(generation)
             scored = run.score(generation, asked, groups_P)
             step = run.tell(generation, genomes_G, scored)
             with run.recorder.timed(generation, "apply"):

@@ -108,7 +108,7 @@ def test_a_weight_has_its_own_share_of_every_term(rank: int, partitions: int) ->
                 ranks = slice(t * rank, (t + 1) * rank)
                 term = genome.terms[t] if t < len(genome.terms) else None
                 found_a, found_b = a_slots[g, ranks].cpu(), b_slots[g, :, ranks].cpu()
-                own = space.shares.of(name, [term]) if term is not None else []
+                own = space.shares.own(name, [term]) if term is not None else []
                 if partitions == 1:
                     assert bool(own) == (term is not None)
                 if term is None or not own:

@@ -8,7 +8,7 @@ used, and NumPy, torch and CUDA agree to the bit.
 
 To add one: subclass `SearchSpaceBuilder` and `SearchSpace` in a separate module, and add a name
 to `SEARCH_SPACE_NAMES`. σ by layer and partitions come with `SearchSpaceBuilder.shares`: the space
-keeps it, and adds to each parameter `shares.of(name, terms)` in place of the terms. Engines and
+keeps it, and adds to each parameter `shares.own(name, terms)` in place of the terms. Engines and
 exports know no space by its class: all that they need is in the attributes of
 `SearchSpace`.
 
@@ -139,7 +139,7 @@ class Shares:
         kinds = {name: number(name) for name in names}
         return list({kind: name for name, kind in kinds.items()}.values()), kinds
 
-    def of(self, name: str, terms: Sequence[Term]) -> Sequence[Term]:
+    def own(self, name: str, terms: Sequence[Term]) -> Sequence[Term]:
         """The terms that change a parameter, in order, each with the coefficient it has there."""
         factor = self.factors.get(name, 1.0)
         if factor == self.num_partitions == 1:

@@ -58,7 +58,7 @@ class FullRankSpace(SearchSpace):
         self, name: str, weight: "torch.Tensor", terms: Sequence[Term], part: Part | None = None
     ) -> None:
         """W <- W + change, for each term in order."""
-        own = self.shares.of(name, terms)
+        own = self.shares.own(name, terms)
         present = [term for term in own if np.float32(term.coefficient) != 0]
         if not present:
             return
@@ -83,7 +83,7 @@ class FullRankSpace(SearchSpace):
         from es_cookbook.evolution.noise.triton_kernels import add_dense_, device_terms
 
         names, kinds = self.shares.kinds(list(self.shapes), terms)
-        there = [device_terms(self.shares.of(name, terms), device) for name in names]
+        there = [device_terms(self.shares.own(name, terms), device) for name in names]
         return lambda name, weight, part: add_dense_(
             *(weight, name, there[kinds[name]], self.noise, part),
             self.shares.partitions_of(name),

@@ -84,7 +84,7 @@ class LowRankSpace(SearchSpace):
         """W <- W + (s * A[:, k])[:, None] * B[:, k][None, :], for each term and each k in order."""
         array = as_array(weight)
         part = part or Part.whole(self.shapes[name])
-        own = self.shares.of(name, terms)
+        own = self.shares.own(name, terms)
         scales_S = term_scales([term.coefficient for term in own], self.rank)
         present = np.flatnonzero(scales_S)
         for i in range(0, len(present), _TERMS_AT_ONCE):
@@ -96,7 +96,7 @@ class LowRankSpace(SearchSpace):
         from es_cookbook.evolution.noise.triton_kernels import add_low_rank_, device_terms
 
         names, kinds = self.shares.kinds(list(self.shapes), terms)
-        there = [device_terms(self.shares.of(name, terms), device, self.rank) for name in names]
+        there = [device_terms(self.shares.own(name, terms), device, self.rank) for name in names]
         return lambda name, weight, part: add_low_rank_(
             weight, name, there[kinds[name]], self.rank, self.noise, part
         )

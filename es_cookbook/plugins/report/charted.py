@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.common.terminal import plural
+from es_cookbook.plugins.report.curve_names import differing, grouped
 from es_cookbook.runs.tracking.base import GENERATION
 from es_cookbook.runs.tracking.findings import all_findings
 from es_cookbook.runs.tracking.jsonl import CORRECT, MEASURES, duration_in_words
-from es_cookbook.runs.tracking.reading import RunFiles, differing, grouped, method_of, task_of
+from es_cookbook.runs.tracking.reading import RunFiles, method_of, task_of
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Quantiles of a generation's fitness, drawn as bands."""

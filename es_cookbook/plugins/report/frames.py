@@ -30,10 +30,11 @@ import chz
 from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.errors import ConfigError, RunDirectoryError, not_installed
 from es_cookbook.common.terminal import one_line, plural
+from es_cookbook.plugins.report.curve_names import differing
 from es_cookbook.runs.directory.directory import CONFIG, GENERATION_KEYS, METRICS
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.format import Record
-from es_cookbook.runs.tracking.reading import RunFiles, differing, read_run
+from es_cookbook.runs.tracking.reading import RunFiles, read_run
 
 if TYPE_CHECKING:
     import pandas

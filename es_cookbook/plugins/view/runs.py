@@ -12,6 +12,7 @@ shortened. Names and values come from files of strangers, so all of them go thro
 
 import contextlib
 import logging
+import math
 import os
 import sys
 import time
@@ -28,13 +29,15 @@ from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.common.terminal import command, one_line, plural
 from es_cookbook.runs.directory.directory import CONFIG, HISTORY, METRICS, ROLLOUTS, check_access
-from es_cookbook.runs.tracking.reading import RunFiles, best_score, read_run
+from es_cookbook.runs.tracking.jsonl import MEASURES
+from es_cookbook.runs.tracking.reading import RunFiles, read_run
 
 logger = logging.getLogger(__name__)
 
 STYLES = {"running": "bold cyan", "complete": "green", "interrupted": "yellow", "not begun": "dim"}
 """State of a run -> how it is printed."""
 _NAMES = ("run", "state", "kind", "generation", "best held-out", "updated")
+_LABELS = dict(zip(MEASURES, ("correct", "reward", "training reward"), strict=True))
 _SHORTEST = 16
 """Columns of a run's path in a narrow terminal."""
 
@@ -105,8 +108,17 @@ def _lines(columns: dict[str, list[str]], width: int | None) -> Iterator[Text]:
         yield text
 
 
+def _best_score(run: RunFiles) -> tuple[float, str] | None:
+    """The highest value of the main metric of a run, and its label."""
+    for key, label in _LABELS.items():
+        values = [row[key] for row in run.metrics if math.isfinite(row.get(key, math.nan))]
+        if values:
+            return max(values), label
+    return None
+
+
 def _row(run: RunFiles) -> tuple[str, ...]:
-    score = best_score(run)
+    score = _best_score(run)
     return (
         shown_path(run.path),
         run.state,

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.terminal import markdown
 from es_cookbook.runs.tracking.reading import RunFiles
-from es_cookbook.runs.tracking.reading import grouped as grouped
 
 Spent: TypeAlias = Literal["rollouts", "generations", "tokens", "seconds"]
 """The x axis of a curve."""

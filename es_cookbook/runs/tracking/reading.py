@@ -10,14 +10,13 @@ changed or locked, and nothing that a file names is imported.
     for rollout in run.rollouts(): ...
 
 The same for runs of gradients, which have no history. The functions below `read_run` name a run
-where it is shown: its task, its method and its main metric.
+where it is shown: its task and its method.
 """
 
 import dataclasses
 import math
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
@@ -40,19 +39,13 @@ from es_cookbook.runs.directory.directory import (
 )
 from es_cookbook.runs.directory.opening import flattened
 from es_cookbook.runs.history.format import Header, Record
-from es_cookbook.runs.tracking.jsonl import MEASURES
 
 State: TypeAlias = Literal["not begun", "running", "interrupted", "complete"]
 _RECIPE = re.compile(r"es_cookbook\.recipes\.([a-z0-9_]+)\.[\w.]+:\w+")
 _CLASS = re.compile(r"[A-Za-z_][\w.]*:([A-Za-z_][\w.]*)")
 _TASKS = ("dataset.taskset", "dataset.game", "dataset.source")
 """Fields that name the task of data sets outside the recipes."""
-_MOST_NAMED = 3
-"""Fields in the name of a curve."""
-
-_SAYS_LITTLE = ("num_generations", "eval_", "dataset.num_", "snapshot_", "engine", "model_name")
 _NOT_TRAINING = ("log_path", "behavior_if_log_dir_exists", "trackers", "profile")
-_LABELS: dict[str, str] = dict(zip(MEASURES, ("correct", "reward", "training reward"), strict=True))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -236,63 +229,3 @@ def method_of(run: RunFiles) -> str:
     if method := class_name(config.get("method")):
         return f"policy gradient ({method})"
     return "GRPO" if ".grpo" in str(config.get("")) else "gradients"
-
-
-def main_measure(rows: Sequence[Mapping[str, float]]) -> str | None:
-    """The first of `MEASURES` that was measured; None if none was."""
-    measured = {key for row in rows for key, value in row.items() if math.isfinite(value)}
-    return next((key for key in MEASURES if key in measured), None)
-
-
-def best_score(run: RunFiles) -> tuple[float, str] | None:
-    """The highest value of the main measure of a run, and the label of that measure."""
-    key = main_measure(run.metrics)
-    if key is None:
-        return None
-    values = [row[key] for row in run.metrics if math.isfinite(row.get(key, math.nan))]
-    return max(values), _LABELS[key]
-
-
-def grouped(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
-    """Name of a curve (method and differing fields) -> its runs."""
-    groups: dict[object, list[RunFiles]] = {}
-    for run in runs:
-        fields = frozenset((path, str(v)) for path, v in run.config.items() if _tells_apart(path))
-        groups.setdefault((method_of(run), fields or run.path), []).append(run)
-    by_method: dict[str, list[list[RunFiles]]] = {}
-    for group in groups.values():
-        by_method.setdefault(method_of(group[0]), []).append(group)
-    named: list[tuple[str, list[RunFiles]]] = []
-    for method, alike in by_method.items():
-        paths = differing([group[0] for group in alike])
-        paths.sort(key=lambda path: path.startswith(_SAYS_LITTLE))
-        named += [(_name(method, group[0], paths[:_MOST_NAMED]), group) for group in alike]
-    counts = Counter(name for name, _ in named)
-    return {
-        name if counts[name] == 1 else f"{name} ({one_line(str(group[0].path))})": group
-        for name, group in named
-    }
-
-
-def differing(runs: Sequence[RunFiles]) -> list[str]:
-    """Fields that differ among the Configs that could be read; another class explains its own."""
-    configs = [run.config for run in runs if run.config]
-    found: list[str] = []
-    for path in dict.fromkeys(path for config in configs for path in config):
-        is_explained = path.startswith(tuple(f"{field}." for field in found))
-        if _tells_apart(path) and not is_explained:
-            found += [path] if len({repr(config.get(path)) for config in configs}) > 1 else []
-    return found
-
-
-def _tells_apart(path: str) -> bool:
-    return path != "seed" and is_of_training(path)
-
-
-def _name(method: str, run: RunFiles, paths: Sequence[str]) -> str:
-    there = {path: run.config[path] for path in paths if path in run.config}
-    told = (
-        class_name(value) or f"{path.rpartition('.')[2]}={one_line(str(value))}"
-        for path, value in there.items()
-    )
-    return ", ".join([method, *told])

@@ -59,10 +59,10 @@ def moved(
 
 def test_a_share_is_a_factor() -> None:
     shares = Shares({"a": 0.5})
-    assert shares.of("a", TERMS) == [Term(10, 0.15), Term(11, -0.35), Term(2**63 - 1, 0.005)]
+    assert shares.own("a", TERMS) == [Term(10, 0.15), Term(11, -0.35), Term(2**63 - 1, 0.005)]
     one_of_each, kinds = shares.kinds(["a", "c", "d"], TERMS)
     assert kinds == {"a": 0, "c": 1, "d": 1} and one_of_each == ["a", "d"]
-    assert Shares().of("a", TERMS) is TERMS
+    assert Shares().own("a", TERMS) is TERMS
 
 
 @pytest.mark.parametrize("space", SPACES)
@@ -132,7 +132,7 @@ def test_known_partitions() -> None:
         shares = builder(parameters).shares
         names = list(builder(parameters).shapes)
         return [
-            [i for i, name in enumerate(names) if shares.of(name, [Term(seed, 1.0)])]
+            [i for i, name in enumerate(names) if shares.own(name, [Term(seed, 1.0)])]
             for seed in seeds_of(1, 2)
         ]
 

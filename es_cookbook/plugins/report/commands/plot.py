@@ -14,9 +14,10 @@ import chz
 from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import say
+from es_cookbook.plugins.report.curve_names import grouped
 from es_cookbook.plugins.report.plots import draw_runs, require_matplotlib
 from es_cookbook.runs.files import cannot
-from es_cookbook.runs.tracking.curves import Spent, grouped
+from es_cookbook.runs.tracking.curves import Spent
 from es_cookbook.runs.tracking.jsonl import CORRECT
 from es_cookbook.runs.tracking.reading import read_run, task_of
 

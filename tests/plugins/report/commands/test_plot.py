@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from es_cookbook.plugins.report.commands.plot import Plot, main
+from es_cookbook.plugins.report.curve_names import grouped
 from es_cookbook.plugins.report.plots import lines_of
-from es_cookbook.runs.tracking.curves import grouped, points
+from es_cookbook.runs.tracking.curves import points
 from es_cookbook.runs.tracking.reading import read_run
 from tests.runs.directory.test_damaged_directories import RUNS
 from tests.said import refused
