@@ -199,7 +199,7 @@ async def per_request(tokenizer: Tokenizer, program: Path) -> list[Row]:
     endpoint = _AtOnce(tokenizer)
     rows: list[Row] = []
     with socket.create_server(("127.0.0.1", 0)) as bound:
-        serving = asyncio.create_task(serve(endpoint, bound, until_told=False))
+        serving = asyncio.create_task(serve(endpoint, bound, until_signal=False))
         url = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
         for stream, most in ((False, 2), (True, 4)):
             spent: list[float] = []

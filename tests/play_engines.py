@@ -69,20 +69,6 @@ class EchoBuilder(EngineBuilder):
         return EchoEngine()
 
 
-class StopsEngine(EchoEngine):
-    async def sample(self, request: SampleRequest) -> Action:
-        await anyio.lowlevel.checkpoint()
-        return Action((0,), f"ends at {request.stop}", "stop")
-
-
-@chz.chz
-class StopsBuilder(EngineBuilder):
-    """Builds an engine that answers with the texts at which an answer ends."""
-
-    async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> Engine:
-        return StopsEngine()
-
-
 class SilentEngine(FakeEngine):
     async def sample(self, request: SampleRequest) -> Action:
         if request.target != "base":

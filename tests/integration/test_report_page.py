@@ -216,19 +216,6 @@ def test_filters_choose_rollouts(opened: Opened, run: Path) -> None:
     reads(page, "#rollout-view", "No rollout passes")
 
 
-def test_the_list_is_walked_with_the_keyboard(opened: Opened, run: Path) -> None:
-    page = opened(run)
-    page.get_by_role("listbox").focus()
-    for key in ("ArrowDown", "ArrowDown"):
-        page.keyboard.press(key)
-    reads(page, ".reader h4", "generation 0 · problem 0 · genome 2")
-    page.keyboard.press("End")
-    reads(page, ".reader h4", "generation 7 · problem 0 · genome 3")
-    chosen = page.get_by_role("listbox").get_attribute("aria-activedescendant")
-    assert chosen
-    has(page, f"#{chosen}", "aria-selected", "true")
-
-
 def test_rollouts_are_set_beside_each_other_with_their_differences(
     opened: Opened, run: Path
 ) -> None:

@@ -62,17 +62,17 @@ def application(endpoint: Endpoint) -> Starlette:
         request: Request,
     ) -> Response:
         key = _checked_key(request, endpoint)
-        asked, size = await _read(request, read)
-        model = endpoint.model(key, asked.model)
+        body, size = await _read(request, read)
+        model = endpoint.model(key, body.model)
         with contextlib.ExitStack() as admitted:
-            admitted.enter_context(model.admit(asked.answers))
-            work = Work(model, asked, size)
+            admitted.enter_context(model.admit(body.answers))
+            work = Work(model, body, size)
             await work.begin()
-            if asked.stream:
+            if body.stream:
                 return _Stream(work, events, admitted.pop_all())
             await _until_disconnect(request, work.run)
             size = work.reply.usage["total_tokens"]
-            text = await in_thread_if_long(size, lambda: as_text(whole(work.reply, asked)))
+            text = await in_thread_if_long(size, lambda: as_text(whole(work.reply, body)))
             return Response(text, media_type="application/json")
 
     async def not_found(request: Request, _: Exception) -> Response:
@@ -153,8 +153,7 @@ def _checked_key(request: Request, endpoint: Endpoint) -> str:
 async def _read(request: Request, read: Callable[[Json], RequestT]) -> tuple[RequestT, int]:
     """The request, and the size of its body in bytes."""
     body = await _body(request)
-    asked = await in_thread_if_long(len(body), lambda: read(read_body(body)))
-    return asked, len(body)
+    return await in_thread_if_long(len(body), lambda: read(read_body(body))), len(body)
 
 
 async def _body(request: Request) -> bytes:
@@ -248,12 +247,12 @@ class _Stream(Response, Generic[RequestT]):
                 raise self._refused
 
         try:
-            async for each in self._events(self._work.reply, self._work.asked, until_refused()):
+            async for each in self._events(self._work.reply, self._work.request, until_refused()):
                 yield each
         except RefusedRequest as error:
             yield event({"type": "error", **error.body})
 
 
-async def serve(endpoint: Endpoint, bound: socket.socket, *, until_told: bool = True) -> None:
+async def serve(endpoint: Endpoint, bound: socket.socket, *, until_signal: bool = True) -> None:
     """Answer at this socket until SIGTERM or Ctrl-C, or else until cancelled."""
-    await serve_at(bound, application(endpoint), until_told=until_told)
+    await serve_at(bound, application(endpoint), until_signal=until_signal)

@@ -55,26 +55,26 @@ class PendingAnswers:
             self.answers -= answers
 
 
-def check_tokens(asked: ChatRequest | TextRequest, lengths: Sequence[int], context: int) -> None:
+def check_tokens(request: ChatRequest | TextRequest, lengths: Sequence[int], context: int) -> None:
     """Check the number of tokens.
 
     Args:
-        asked: the request.
+        request: the request.
         lengths: lengths of its prompts, in tokens.
         context: length that an answer may fill if the request has no `max_tokens`.
 
     Raises:
         RefusedRequest: Prompts and answers together may have too many.
     """
-    draw = asked.draw
+    draw = request.draw
     most = MOST_LOGPROBS if draw.logprobs else MOST_TOKENS
-    shown = draw.n if draw.logprobs and isinstance(asked, TextRequest) and asked.echo else 1
+    shown = draw.n if draw.logprobs and isinstance(request, TextRequest) and request.echo else 1
     rooms = (context - each if draw.max_tokens is None else draw.max_tokens for each in lengths)
     total = shown * sum(lengths) + draw.n * sum(max(room, 0) for room in rooms)
     if total > most:
         what = " with logprobs" if draw.logprobs else ""
         raise RefusedRequest(
-            f"{plural(len(lengths), 'prompt')} and {plural(asked.answers, 'answer')} may come to "
+            f"{plural(len(lengths), 'prompt')} and {plural(request.answers, 'answer')} may come to "
             f"{total} tokens, and may{what} to {most} in a request; set a smaller max_tokens or n, "
             "or send fewer prompts",
             param="max_tokens",

@@ -28,8 +28,6 @@ Json: TypeAlias = Mapping[str, Any]
 
 MOST_VALUES = 1 << 20
 """JSON values in a body: 512 prompts of 2,048 tokens. As Python objects they take up to 70 MB."""
-_MOST_CHOICES = 128
-_MOST_STOPS = 16
 LONGEST_STOPS = 2048
 """Total characters of a request's stop strings, with which each new token is compared."""
 _IDLE = (
@@ -233,10 +231,8 @@ def text_request(body: Json) -> TextRequest:
 def _draw(fields: JsonObject, most: int | None, logprobs: bool) -> Draw:
     found = fields.take("stop", (str, list), None)
     stop = [found] if isinstance(found, str) else found or []
-    if len(stop) > _MOST_STOPS or not all(isinstance(each, str) and each for each in stop):
-        raise FieldError(
-            "stop", f"must be a string or up to {_MOST_STOPS}, each of a character or more"
-        )
+    if not all(isinstance(each, str) and each for each in stop):
+        raise FieldError("stop", "must be a string or an array of strings, none of them empty")
     if (length := sum(map(len, stop))) > LONGEST_STOPS:
         raise FieldError("stop", f"must have up to {LONGEST_STOPS} characters, found {length}")
     temperature, top_p = fields.number("temperature", 2), fields.number("top_p", 1)
@@ -248,7 +244,7 @@ def _draw(fields: JsonObject, most: int | None, logprobs: bool) -> Draw:
         top_p,
         None if found is None else tuple(stop),
         fields.take("seed", int, None),
-        fields.count("n", _MOST_CHOICES) or 1,
+        fields.count("n") or 1,
         logprobs,
     )
 

@@ -71,12 +71,12 @@ def _said(found: Sequence[object]) -> list[Said]:
     return said
 
 
-def response(reply: Reply, asked: ChatRequest) -> dict[str, object]:
+def response(reply: Reply, request: ChatRequest) -> dict[str, object]:
     """`response`, with the whole answer."""
     usage, answer = reply.usage, reply.answers[0]
     is_cut = answer.finish == "length"
     return {
-        **_begun(reply, asked),
+        **_begun(reply, request),
         "status": "incomplete" if is_cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "output": _items(reply),
@@ -91,7 +91,7 @@ def response(reply: Reply, asked: ChatRequest) -> dict[str, object]:
 
 
 async def response_events(
-    reply: Reply, asked: ChatRequest, pieces: AsyncIterator[Piece]
+    reply: Reply, request: ChatRequest, pieces: AsyncIterator[Piece]
 ) -> AsyncIterator[bytes]:
     """Events of a stream: each item begins, is written, and ends."""
     number = itertools.count()
@@ -103,7 +103,7 @@ async def response_events(
         begun = {**item, **empty, "status": "in_progress"}
         return said("output_item.added", output_index=at, item=begun)
 
-    begun = {**_begun(reply, asked), "status": "in_progress", "output": []}
+    begun = {**_begun(reply, request), "status": "in_progress", "output": []}
     yield said("created", response=begun)
     yield said("in_progress", response=begun)
     message, is_begun = _message(reply, ""), False
@@ -128,13 +128,13 @@ async def response_events(
             yield said("output_text.done", **place, text=part["text"], logprobs=[])
             yield said("content_part.done", **place, part=part)
         yield said("output_item.done", output_index=at, item=item)
-    whole = response(reply, asked)
+    whole = response(reply, request)
     yield said(str(whole["status"]), response=whole)
 
 
-def _begun(reply: Reply, asked: ChatRequest) -> dict[str, object]:
-    draw = asked.draw
-    choice = asked.choice
+def _begun(reply: Reply, request: ChatRequest) -> dict[str, object]:
+    draw = request.draw
+    choice = request.choice
     return {
         "id": f"resp_{reply.digest}",
         "object": "response",
@@ -146,7 +146,6 @@ def _begun(reply: Reply, asked: ChatRequest) -> dict[str, object]:
         "max_output_tokens": draw.max_tokens,
         "metadata": {},
         "parallel_tool_calls": True,
-        "previous_response_id": None,
         "temperature": draw.temperature,
         "text": {"format": {"type": "text"}},
         "tool_choice": (
@@ -154,10 +153,9 @@ def _begun(reply: Reply, asked: ChatRequest) -> dict[str, object]:
         ),
         "tools": [
             {"type": "function", "strict": False, **cast(Json, tool.schema["function"])}
-            for tool in asked.tools
+            for tool in request.tools
         ],
         "top_p": draw.top_p,
-        "truncation": "disabled",
     }
 
 

@@ -102,7 +102,7 @@ class _Server(uvicorn.Server):
             bound.listen(_QUEUE)  # asyncio takes one number for both.
 
 
-async def serve_at(bound: socket.socket, application: ASGIApp, *, until_told: bool) -> None:
+async def serve_at(bound: socket.socket, application: ASGIApp, *, until_signal: bool) -> None:
     """Answer at this socket until SIGTERM or Ctrl-C, or else until cancelled."""
     options = uvicorn.Config(
         application,
@@ -123,7 +123,7 @@ async def serve_at(bound: socket.socket, application: ASGIApp, *, until_told: bo
     # asyncio sets it only for sockets that were made with the protocol's number. Without it, a
     # response of two writes waits 40 ms.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    server = _Server(options, leaves_signals=not until_told)
+    server = _Server(options, leaves_signals=not until_signal)
     try:
         await server.serve([bound])
     finally:  # Cancelled, it leaves the event loop listening at a socket that is closed then.

@@ -56,7 +56,7 @@ class Work(Generic[RequestT]):
 
     Args:
         model: answers.
-        asked: the request.
+        request: the request.
         size: bytes of its body.
 
     Attributes:
@@ -65,11 +65,12 @@ class Work(Generic[RequestT]):
 
     reply: Reply
 
-    def __init__(self, model: ServedModel, asked: RequestT, size: int) -> None:
-        if asked.draw.stop is None:
-            usual = model.chat_stop if isinstance(asked, ChatRequest) else model.text_stop
-            asked = dataclasses.replace(asked, draw=dataclasses.replace(asked.draw, stop=usual))
-        self.model, self.asked, self._size = model, asked, size
+    def __init__(self, model: ServedModel, request: RequestT, size: int) -> None:
+        if request.draw.stop is None:
+            usual = model.chat_stop if isinstance(request, ChatRequest) else model.text_stop
+            draw = dataclasses.replace(request.draw, stop=usual)
+            request = dataclasses.replace(request, draw=draw)
+        self.model, self.request, self._size = model, request, size
         self._draws: Sequence[tuple[Prompt, Observation]] = ()
 
     async def begin(self) -> None:
@@ -78,19 +79,19 @@ class Work(Generic[RequestT]):
         Raises:
             RefusedRequest: One is invalid or too long, or the request has too many tokens.
         """
-        asked, translator = self.asked, self.model.translator
-        if isinstance(asked, ChatRequest):
+        request, translator = self.request, self.model.translator
+        if isinstance(request, ChatRequest):
             prompts = [
-                await in_thread_if_long(self._size, translator.of_chat, asked, self.model.kept)
+                await in_thread_if_long(self._size, translator.of_chat, request, self.model.kept)
             ]
         else:
-            encoded = map(translator.of_text, asked.prompts)
+            encoded = map(translator.of_text, request.prompts)
             prompts = await in_thread_if_long(self._size, list[Prompt], encoded)
         lengths = [len(each.tokens_T) for each in prompts]
-        check_tokens(asked, lengths, translator.context_length)
-        observed = [(each, translator.observation(each, asked.draw)) for each in prompts]
-        self.reply = Reply(asked.model, prompts, translator.tokenizer)
-        self._draws = [each for each in observed for _ in range(asked.draw.n)]
+        check_tokens(request, lengths, translator.context_length)
+        observed = [(each, translator.observation(each, request.draw)) for each in prompts]
+        self.reply = Reply(request.model, prompts, translator.tokenizer)
+        self._draws = [each for each in observed for _ in range(request.draw.n)]
 
     async def run(self, tell: Tell | None = None) -> None:
         """Sample all answers; `tell` gets them piece by piece, or whole with log-probabilities."""
@@ -100,15 +101,15 @@ class Work(Generic[RequestT]):
                 tasks.start_soon(self._draw, number, tell, cached)
         known = [each for each in cached if each is not None]
         if len(known) == len(cached):  # The first answer to a prompt has run it.
-            n = self.asked.draw.n
+            n = self.request.draw.n
             self.reply.cached = sum(min(known[at : at + n]) for at in range(0, len(known), n))
-        if isinstance(self.asked, ChatRequest):
+        if isinstance(self.request, ChatRequest):
             (prompt,) = self.reply.prompts
-            self.model.answered(prompt, self.asked.messages, self.reply.in_order)
+            self.model.answered(prompt, self.request.messages, self.reply.in_order)
 
     async def _draw(self, number: int, tell: Tell | None, cached: list[int | None]) -> None:
         prompt, observation = self._draws[number]
-        draw, translator = self.asked.draw, self.model.translator
+        draw, translator = self.request.draw, self.model.translator
         text = StreamedText(translator.texts, prompt, draw)
         progress = Progress()
         if tell is not None and not draw.logprobs:
@@ -119,7 +120,7 @@ class Work(Generic[RequestT]):
             action = await self.model.sample(observation, draw, number, progress)
         size = len(action.text) + (len(prompt.tokens_T) if prompt.form else 0)
         answer = await in_thread_if_long(size, translator.answer, prompt, draw, action)
-        if isinstance(self.asked, TextRequest) and self.asked.echo and draw.logprobs:
+        if isinstance(self.request, TextRequest) and self.request.echo and draw.logprobs:
             tops = await self.model.tops(prompt.tokens_T + action.tokens_T)
             answer = dataclasses.replace(answer, tops=tops)
         self.reply.answers[number], cached[number] = answer, progress.cached_tokens

@@ -84,11 +84,9 @@ class Learns(Protocol):
 
     def save_moments(self, directory: Path) -> None:
         """Write the state of the optimizer; the weights are in the model's files."""
-        ...
 
     def load_moments(self, directory: Path) -> None:
         """Load what `save_moments` wrote."""
-        ...
 
 
 _Learner = TypeVar("_Learner", bound=Learns)

@@ -85,7 +85,7 @@ class Learner:
         self._products = products
         self._halves = _Halves(model)
         if tokens_per_pass is None:
-            room = _ROOM * total_bytes(model.device) / self._bytes_per_token()
+            room = _ROOM * total_bytes(model.device) / _bytes_per_token(model)
             tokens_per_pass = max(1, min(int(room), MOST_TOKENS))
         self._tokens_per_pass = tokens_per_pass
         self._optimizers = optimizers(self.weights) if self.weights else []
@@ -140,26 +140,6 @@ class Learner:
             for example in part:
                 found[id(example)] = tuple(islice(told, len(learned_places(example))))
         return [found.get(id(example), ()) for example in examples]
-
-    def _bytes_per_token(self) -> float:
-        """Bytes that a forward pass keeps for the backward pass, excluding the weights."""
-        own = {weight.untyped_storage().data_ptr() for weight in self.model.parameters()}
-
-        def kept_of(size: int) -> int:
-            kept: dict[int, int] = {}
-
-            def keep(tensor: torch.Tensor) -> torch.Tensor:
-                storage = tensor.untyped_storage()
-                if storage.data_ptr() not in own:
-                    kept[storage.data_ptr()] = storage.nbytes()
-                return tensor.detach()  # the output of a node itself would keep the graph alive
-
-            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                _held = self._origins([Example((3,) * size, (False,) * (size - 1) + (True,))])
-            return sum(kept.values())
-
-        few, more = 16, 80
-        return max(1.0, (kept_of(more) - kept_of(few)) / (more - few))
 
     def _parts(self, examples: Sequence[Example]) -> list[list[Example]]:
         learned = [example for example in examples if any(example.learned_T[1:])]
@@ -224,6 +204,14 @@ class Learner:
             raise RunDirectoryError(
                 f"{directory} is not a checkpoint of this run: {type(error).__name__}: {error}"
             ) from error
+
+
+def _bytes_per_token(model: PreTrainedModel) -> int:
+    """About as many as a forward pass keeps for the backward pass: activations in float32."""
+    text = model.config.get_text_config()
+    width = int(text.hidden_size)
+    inner = int(getattr(text, "intermediate_size", None) or 4 * width)
+    return 4 * int(text.num_hidden_layers) * (10 * width + 4 * inner)
 
 
 def dtype_of_products(

@@ -72,7 +72,7 @@ class MarkovianDatasetBuilder(SourcedDatasetBuilder[Problem]):
             if not tokens_T:
                 what = repr(text) if text else "the text before a thought (dataset.template)"
                 raise DataError(f"{name}: the model's tokenizer makes no tokens of {what}")
-        asked = TokenizedProblem(
+        tokenized = TokenizedProblem(
             tokenizer,
             Observation(prompt_T, is_last=True),
             before_T,
@@ -84,10 +84,10 @@ class MarkovianDatasetBuilder(SourcedDatasetBuilder[Problem]):
             problem.thought,
         )
         return MarkovianProblem(
-            functools.partial(MarkovianEnv, asked),
+            functools.partial(MarkovianEnv, tokenized),
             name,
             problem_tags=problem.tags,
             contents=(digest_of(problem.source or problem.question),),
             question=problem.question,
-            asked=asked,
+            tokenized=tokenized,
         )

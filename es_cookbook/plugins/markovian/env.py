@@ -159,9 +159,6 @@ class Template:
             raise ConfigError(
                 f"template.text must have {QUESTION} once, found {self.text.count(QUESTION)} times"
             )
-        for name in ("redaction", "answer_mark"):
-            if not getattr(self, name):
-                raise ConfigError(f"template.{name} must be some text, found none")
 
     def prompt(self, question: str, tokenizer: Tokenizer) -> tuple[int, ...]:
         """The tokens before a thought."""
@@ -256,20 +253,20 @@ def mean_logprob(reading: Reading) -> float:
 class MarkovianEnv(ProblemEnv):
     """One thought about one question."""
 
-    def __init__(self, asked: TokenizedProblem) -> None:
-        super().__init__(asked.observation)
-        self.asked = asked
+    def __init__(self, tokenized: TokenizedProblem) -> None:
+        super().__init__(tokenized.observation)
+        self.tokenized = tokenized
 
     @override
     async def graded(self, text: str) -> Grade:
         """Reward and metrics: `correct`, `logprob`, `leaks`."""
-        reading = await self.asked.read(text, self.policy)
+        reading = await self.tokenized.read(text, self.policy)
         logprob = mean_logprob(reading)
-        answer = await self.asked.answer(text, self.policy)
+        answer = await self.tokenized.answer(text, self.policy)
         metrics = {
-            "correct": float(self.asked.is_right(answer)),
+            "correct": float(self.tokenized.is_right(answer)),
             "logprob": logprob,
-            "leaks": float(leaks(text, self.asked.gold)),
+            "leaks": float(leaks(text, self.tokenized.gold)),
         }
         return Grade(logprob, metrics, {"answer": answer}, reading)
 
@@ -279,19 +276,19 @@ class MarkovianProblem(ProblemGroupBuilder):
     """One question; its group reward is that of the base with its own thought."""
 
     question: str = dataclasses.field(kw_only=True)
-    asked: TokenizedProblem = dataclasses.field(kw_only=True)
+    tokenized: TokenizedProblem = dataclasses.field(kw_only=True)
 
     @override
     async def check(self, context_length: int) -> None:
         """Check that the writer's prompt and the reader's without a thought fit the context."""
         await ProblemGroupBuilder.check(self, context_length)
-        check_prompt(self.name, self.asked.least, context_length)
+        check_prompt(self.name, self.tokenized.least, context_length)
 
     @override
     async def compute_group_rewards(
         self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
     ) -> Sequence[GroupReward]:
         base = policies[0].base
-        thought = (await base.sample(self.asked.observation)).text
-        logprob = await self.asked.logprob(thought, base)
+        thought = (await base.sample(self.tokenized.observation)).text
+        logprob = await self.tokenized.logprob(thought, base)
         return [GroupReward(-logprob, {"base_logprob": logprob}) for _ in trajectories]

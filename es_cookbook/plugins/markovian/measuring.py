@@ -90,26 +90,26 @@ class _StudiedEnv(MarkovianEnv):
     """A problem for the policy to think about.
 
     Args:
-        asked: the problem.
+        problem: the problem.
         unrelated: the hand-written thought about a problem with another answer, if there is one.
         seed: seed of the damage.
     """
 
-    def __init__(self, asked: TokenizedProblem, unrelated: str | None, seed: int) -> None:
-        super().__init__(asked)
+    def __init__(self, problem: TokenizedProblem, unrelated: str | None, seed: int) -> None:
+        super().__init__(problem)
         self._unrelated, self._seed = unrelated, seed
 
     @override
     async def graded(self, text: str) -> Grade:
         found = await super().graded(text)
-        asked, policy, answer = self.asked, self.policy, found.logs["answer"]
+        problem, policy, answer = self.tokenized, self.policy, found.logs["answer"]
         metrics = {**found.metrics, **await self._fragility(text, found.reward)}
         for extraction in EXTRACTIONS:
-            given = given_answer(answer, asked.gold, extraction)
-            metrics[f"correct/{extraction}"] = float(is_right(given, asked.gold))
-        if asked.thought is not None and self._unrelated is not None:
-            metrics["written"] = await asked.logprob(asked.thought, policy)
-            metrics["unrelated"] = await asked.logprob(self._unrelated, policy)
+            given = given_answer(answer, problem.gold, extraction)
+            metrics[f"correct/{extraction}"] = float(is_right(given, problem.gold))
+        if problem.thought is not None and self._unrelated is not None:
+            metrics["written"] = await problem.logprob(problem.thought, policy)
+            metrics["unrelated"] = await problem.logprob(self._unrelated, policy)
             metrics["useful"] = float(metrics["written"] > metrics["unrelated"])
         return Grade(found.reward, metrics, {"thought": text, "answer": answer})
 
@@ -119,7 +119,7 @@ class _StudiedEnv(MarkovianEnv):
         for damage, share in itertools.product(DAMAGES, SHARES):
             left = damaged(thought, damage, share, self._seed)
             if left not in known:
-                known[left] = await self.asked.logprob(left, self.policy)
+                known[left] = await self.tokenized.logprob(left, self.policy)
             lost[f"{FRAGILITY}/{damage}/{100 * share:.0f}"] = whole - known[left]
         above = [value for name, value in lost.items() if not name.endswith("/0")]
         return {**lost, FRAGILITY: statistics.fmean(above)}
@@ -128,8 +128,8 @@ class _StudiedEnv(MarkovianEnv):
 class ScoredEnv(MarkovianEnv):
     """A problem with a given thought, which the policy reads."""
 
-    def __init__(self, asked: TokenizedProblem, thought: str) -> None:
-        super().__init__(asked)
+    def __init__(self, problem: TokenizedProblem, thought: str) -> None:
+        super().__init__(problem)
         self._thought = thought
 
     @override
@@ -138,7 +138,7 @@ class ScoredEnv(MarkovianEnv):
 
     @override
     async def graded(self, text: str) -> Grade:
-        logprob, without = [await self.asked.logprob(t, self.policy) for t in (text, "")]
+        logprob, without = [await self.tokenized.logprob(t, self.policy) for t in (text, "")]
         return Grade(logprob, {"logprob": logprob, "informs": logprob - without})
 
 
@@ -146,9 +146,9 @@ def studied(problems_P: Sequence[MarkovianProblem], seed: int) -> list[ProblemGr
     """The problems, each with the thought of the next one that has another answer."""
     found: list[ProblemGroupBuilder] = []
     for p, problem in enumerate(problems_P):
-        others = (other.asked for other in (*problems_P[p + 1 :], *problems_P[:p]))
-        thoughts = (o.thought for o in others if o.thought and o.gold != problem.asked.gold)
+        others = (other.tokenized for other in (*problems_P[p + 1 :], *problems_P[:p]))
+        thoughts = (o.thought for o in others if o.thought and o.gold != problem.tokenized.gold)
         purpose = derive_seed(seed, "study", p)
-        env = functools.partial(_StudiedEnv, problem.asked, next(thoughts, None), purpose)
+        env = functools.partial(_StudiedEnv, problem.tokenized, next(thoughts, None), purpose)
         found.append(ProblemGroupBuilder(env, problem.name))
     return found

@@ -131,9 +131,8 @@ def generate_sums(
         num_digits: most digits of each.
         operations: signs that may stand between them.
     """
-    shape = {"num_terms": num_terms, "num_digits": num_digits}
-    draw = functools.partial(draw_sum, operations=operations, **shape)
-    return problems_of("markovian", seed, fold, draw)
+    shape = {"num_terms": num_terms, "num_digits": num_digits, "operations": operations}
+    return problems_of("markovian", seed, fold, functools.partial(draw_sum, **shape))
 
 
 def chance(problems_P: list[Problem]) -> float:

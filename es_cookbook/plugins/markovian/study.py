@@ -165,7 +165,7 @@ def _lines(
     for p, (problem, group) in enumerate(zip(problems_P, groups_P, strict=True)):
         trajectory = group.trajectories_G_K[0][0]
         logs = trajectory.transitions[-1].logs if isinstance(trajectory, Trajectory) else {}
-        of = {"problem": problem.name, "question": problem.question, "gold": problem.asked.gold}
+        of = {"problem": problem.name, "question": problem.question, "gold": problem.tokenized.gold}
         metrics = {name: results.values(name)[p, 0] for name in results.metrics}
         yield {**of, **logs, "metrics": metrics}
 
@@ -177,9 +177,10 @@ async def _read(run: RunConfig, sampler: PopulationSampler, lines_P: _Lines) -> 
         if "thought" in line:
             name, thought = str(line["problem"]), str(line["thought"])
             problem = Problem(str(line["question"]), str(line["gold"]))
-            asked = _dataset(run).builder(name, problem, engine.tokenizer).asked
-            check_prompt(name, asked.least, engine.traits.context_length)
-            scored_P.append(ProblemGroupBuilder(functools.partial(ScoredEnv, asked, thought), name))
+            tokenized = _dataset(run).builder(name, problem, engine.tokenizer).tokenized
+            check_prompt(name, tokenized.least, engine.traits.context_length)
+            make_env = functools.partial(ScoredEnv, tokenized, thought)
+            scored_P.append(ProblemGroupBuilder(make_env, name))
     return results_of(scored_P, await attempt(sampler, scored_P))
 
 

@@ -195,4 +195,4 @@ _serving: RunVar[asyncio.Task[None]] = RunVar("task that serves it")
 
 async def _serve(endpoint: ProgramEndpoint, bound: socket.socket) -> None:
     with bound:
-        await serve(endpoint, bound, until_told=False)
+        await serve(endpoint, bound, until_signal=False)

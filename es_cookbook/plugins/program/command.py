@@ -202,4 +202,4 @@ async def _serve_inside(ours: socket.socket) -> None:
         _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
     for descriptor in descriptors:  # None if it failed before.
         with socket.socket(fileno=descriptor) as bound:
-            await serve(ProgramEndpoint.current(), bound, until_told=False)
+            await serve(ProgramEndpoint.current(), bound, until_signal=False)

@@ -36,7 +36,7 @@ async def watch(log_paths: Sequence[Path], megabytes: float) -> None:
     with socket.create_server((_HOST, 0)) as bound:
         url = f"http://{_HOST}:{bound.getsockname()[1]}/{token}/"
         print(f"{url} shows the runs until Ctrl-C", flush=True)
-        await serve_at(bound, application, until_told=True)
+        await serve_at(bound, application, until_signal=True)
 
 
 def report_application(log_paths: Sequence[Path], megabytes: float, token: str) -> Starlette:

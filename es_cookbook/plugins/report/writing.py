@@ -28,7 +28,7 @@ from es_cookbook.plugins.report.rollouts import RolloutTable, compressed_json
 from es_cookbook.runs.directory.directory import REPORT, ROLLOUTS
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
-from es_cookbook.runs.tracking.reading import RunFiles, State, read_run
+from es_cookbook.runs.tracking.reading import RunFiles, read_run
 
 MOST_ROLLOUTS = 150_000
 """Rollouts on a page; if the runs have more, evenly spaced ones are shown."""
@@ -47,16 +47,14 @@ _logger = logging.getLogger(__name__)
 
 
 def contents(
-    log_paths: Sequence[Path],
-    states: Mapping[Path, State] | None = None,
-    megabytes: float = MEGABYTES,
+    log_paths: Sequence[Path], megabytes: float = MEGABYTES, *, are_complete: bool = False
 ) -> dict[str, bytes]:
     """The data of runs: `charts` and `rollouts`, as gzipped JSON. Problems are listed on the page.
 
     Args:
         log_paths: run directories.
-        states: states of runs, if their files do not show them yet.
         megabytes: size of a page with these contents; texts are cut accordingly.
+        are_complete: whether the runs are complete, which their files may not show yet.
 
     Raises:
         RunDirectoryError: None of them is a run directory.
@@ -69,7 +67,7 @@ def contents(
         except RunDirectoryError as error:
             unread.append(str(error))
             continue
-        runs.append(dataclasses.replace(run, state=(states or {}).get(path, run.state)))
+        runs.append(dataclasses.replace(run, state="complete") if are_complete else run)
     if not runs:
         raise RunDirectoryError(unread[0] if unread else "log_path must name a run, found none")
     table, notes = RolloutTable(), list[str]()
@@ -110,21 +108,22 @@ def _count_lines(path: Path) -> int:
 def write_report(
     log_paths: Sequence[Path],
     output: Path,
-    states: Mapping[Path, State] | None = None,
     megabytes: float = MEGABYTES,
+    *,
+    are_complete: bool = False,
 ) -> str:
     """Write a report of runs atomically; returns a sentence about it.
 
     Args:
         log_paths: run directories.
         output: the file.
-        states: states of runs, if their files do not show them yet.
         megabytes: maximum size of the file; texts of rollouts are cut accordingly.
+        are_complete: as for `contents`.
 
     Raises:
         RunDirectoryError: No run can be read, or the file cannot be written.
     """
-    chunks = list(page(contents(log_paths, states, megabytes)))
+    chunks = list(page(contents(log_paths, megabytes, are_complete=are_complete)))
     replace_file(output, chunks)
     return f"{output}: {show_bytes(sum(map(len, chunks)))}"
 
@@ -165,7 +164,7 @@ class _ReportWriter(Tracker):
         """Write the page; a failure is only a warning, since the run is complete."""
         path = self._log_path
         try:
-            write_report([path], path / REPORT, {path: "complete"})
+            write_report([path], path / REPORT, are_complete=True)
         except Exception as error:  # No failure here may end a run.
             _logger.warning("no %s: %s: %s", path / REPORT, type(error).__name__, error)
 

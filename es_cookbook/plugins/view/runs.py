@@ -23,7 +23,6 @@ import chz
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
-from typing_extensions import override
 
 from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.errors import RunDirectoryError
@@ -131,7 +130,7 @@ def _row(run: RunFiles) -> tuple[str, ...]:
 
 def screen_width() -> int | None:
     """Width of the terminal; None if stdout is not one."""
-    console = _Console(file=sys.stdout)
+    console = Console(file=sys.stdout)
     return console.width if console.is_terminal else None
 
 
@@ -139,15 +138,11 @@ def print_line(text: Text | str = "") -> None:
     """Print one line to stdout as it is now, neither wrapped nor cut."""
     plain = Text(text) if isinstance(text, str) else text
     plain.rstrip()
-    _Console(file=sys.stdout, highlight=False).print(plain, soft_wrap=True)
-
-
-class _Console(Console):
-    """A console that leaves a closed stdout to `until_stdout_closes`."""
-
-    @override
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
+    console = Console(file=sys.stdout, highlight=False)
+    if console.is_terminal:
+        console.print(plain, soft_wrap=True)
+    else:  # rich would exit where a pipe is closed.
+        print(plain.plain)
 
 
 def shortened(text: str, width: int) -> str:

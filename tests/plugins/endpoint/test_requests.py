@@ -275,10 +275,7 @@ CACHED = {"cache_control": {"type": "ephemeral"}}
 NOTHING = ("audio", "function_call", "functions", "logit_bias", "modalities", "reasoning_effort")
 CHAT_PATH = "chat/completions"
 HARMLESS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "options of streams": (CHAT_PATH, {}, {"stream_options": {"include_usage": True}}),
     "nulls": (CHAT_PATH, {}, dict.fromkeys((*NOTHING, "tools", "stop", "logprobs"))),
-    "empty arrays": (CHAT_PATH, {}, {each: [] for each in (*NOTHING, "tools")}),
-    "choices without tools": (CHAT_PATH, {}, {"tool_choice": "auto", "parallel_tool_calls": True}),
     "what lm-evaluation-harness says of messages": (
         CHAT_PATH,
         {},

@@ -18,9 +18,6 @@ from es_cookbook.plugins.gradients.policy_gradient import pass_at_k_advantages
         (4, 1, 2, 1.0, -1 / 3),
         # ρ = 1 - C(5, 4)/C(8, 4) = 13/14; failed: 1/14 - C(4, 3)/C(7, 3) = -3/70.
         (8, 3, 4, (1 / 14) / math.sqrt(13) * 14, -(3 / 70) / math.sqrt(13) * 14),
-        (6, 2, 1, math.sqrt(2), -1 / math.sqrt(2)),  # the group's baseline
-        (4, 3, 2, 0.0, 0.0),  # every group of two has a right one
-        (4, 0, 2, 0.0, 0.0),
         (3, 1, 4, 0.0, 0.0),  # too few were left
     ],
 )

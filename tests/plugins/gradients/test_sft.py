@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import chz
 import pytest
@@ -14,10 +14,8 @@ from tokenizers import processors
 
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.plugins.gradients.learner import Learner
-from es_cookbook.plugins.gradients.sft import SFTConfig, learn, main
+from es_cookbook.plugins.gradients.sft import SFTConfig, main
 from es_cookbook.plugins.gradients.supervised import SupervisedRows
-from es_cookbook.rl.rollouts import Example
 from tests.chat_templates import CHATML, MISTRAL, tokenizer_with
 from tests.tiny_models import EOS, character_tokenizer
 from tools.small_model import EOS_ID
@@ -119,12 +117,6 @@ def test_all_that_a_turn_says_is_learned_as_the_template_writes_it(
     assert learned({"messages": messages}, template, tmp_path) == text
 
 
-def test_blanks_before_the_end_of_a_turn_are_learned_with_it(tmp_path: Path) -> None:
-    row = {"messages": [ASKED, turn("2"), ASKED, turn("3")]}
-    text = learned(row, MISTRAL, tmp_path, ("+ eos_token", "+ ' \\n' + eos_token"))
-    assert text == " 2 \n</s> 3 \n</s>"
-
-
 def test_a_thought_beside_the_answer_is_learned_where_the_template_has_a_place_for_it(
     tmp_path: Path,
 ) -> None:
@@ -145,8 +137,6 @@ def test_a_thought_beside_the_answer_is_learned_where_the_template_has_a_place_f
         ({"messages": [ASKED, turn("1"), turn("2")]}, "never twice in a row"),
         ({"messages": [ASKED, turn()]}, r"messages\[1\] of the assistant says nothing"),
         ({"messages": [ASKED, turn("x", weight=0)]}, r"messages\[1\].weight is not read"),
-        ({"messages": [ASKED, turn("x", prefix=True)]}, r"messages\[1\].prefix is not read"),
-        ({"messages": [{**ASKED, "name": "Ann"}, turn("x")]}, r"messages\[0\].name is not read"),
         ({"messages": [ASKED, turn("x<|im_end|>y")]}, "has the end of a turn in it, '<|im_end|>'"),
         (
             {"messages": [ASKED, turn("x")], "tools": ["look"]},
@@ -178,15 +168,6 @@ def test_a_prompt_begins_once_and_ends_as_it_is_given(tmp_path: Path) -> None:
         assert tokenizer.decode(list(example.tokens_T)) == "<bos>2+2=4<|im_end|>"
 
 
-def test_an_end_that_is_written_is_learned_once_and_nothing_behind_it(tmp_path: Path) -> None:
-    tokenizer = chat_tokenizer("0123456789")
-    said = ["3<eos>", "345<eos>", "345"]
-    rows = [{"prompt": "12", "completion": text} for text in said]
-    examples, _ = SupervisedRows(source=write(tmp_path / "rows.jsonl", *rows))(tokenizer)
-    texts = [tokenizer.decode(list(example.tokens_T)) for example in examples]
-    assert texts == ["123<eos>", "12345<eos>", "12345<eos>"]
-
-
 def test_chats_that_have_no_system_message_get_the_one_that_is_given(tmp_path: Path) -> None:
     def chat(*messages: tuple[str, str]) -> dict[str, object]:
         return {"messages": [{"role": role, "content": text} for role, text in messages]}
@@ -203,21 +184,6 @@ def test_chats_that_have_no_system_message_get_the_one_that_is_given(tmp_path: P
     with_it, without = texts("Be brief."), texts("")
     assert ["Be brief." in text for text in with_it] == [True, False, True]
     assert with_it[1] == without[1]
-
-
-def test_the_loss_is_the_mean_over_the_tokens_that_have_one() -> None:
-    shares: list[float] = []
-
-    class Stepping:
-        def step(self, _: object, __: object, ___: float, share: float) -> tuple[float, float]:
-            shares.append(share)
-            return -0.5, 2.0
-
-    # The first of all tokens follows from nothing, and never has a loss.
-    texts = [Example((1, 2, 3), (True, True, True)), Example((1, 2), (True, False))]
-    assert learn(cast(Learner, Stepping()), texts, 0.1) == (0.5, 2.0)
-    learn(cast(Learner, Stepping()), [Example((1, 2), (False, True))], 0.1)
-    assert shares == [1 / 2, 1.0]
 
 
 # --- learning ------------------------------------------------------------------------------------
@@ -247,26 +213,6 @@ def test_it_learns_and_writes_what_it_learned(
         assert model_directory(str(output)) == output
 
 
-def test_learning_rates_fall_and_nothing_is_left_of_an_interrupted_training(
-    tiny_model: Callable[[str], Path], rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupted, step = config(tiny_model("qwen2"), rows, tmp_path / "out"), Learner.step
-    rates: list[float] = []
-
-    def four_steps(self: Learner, *given: object) -> object:
-        if len(rates) == 4:
-            raise KeyboardInterrupt
-        rates.append(given[2])  # pyright: ignore[reportArgumentType]
-        return step(self, *given)  # pyright: ignore[reportArgumentType]
-
-    monkeypatch.setattr(Learner, "step", four_steps)
-    with pytest.raises(KeyboardInterrupt):
-        main(interrupted)
-    falling = [1, 0.875, 0.75, 0.625]  # Of eight steps, linearly.
-    assert rates == pytest.approx([interrupted.learning_rate * factor for factor in falling])
-    assert not list(tmp_path.glob("out*"))
-
-
 def test_peft_has_to_be_installed_for_an_adapter_alone(
     tiny_model: Callable[[str], Path], rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,8 +225,6 @@ def test_peft_has_to_be_installed_for_an_adapter_alone(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rank": -1}, "rank must be"),
-        ({"epochs": float("nan")}, "epochs must be"),
         ({"num_test": 20}, "none is left to learn from"),
         ({"max_length": 2}, "max_length=2 leaves nothing to learn"),
         ({"chat": True}, "has no chat template"),

@@ -90,7 +90,7 @@ async def graded(
     """What the centre, or each genome, earns with this thought; without the base's part."""
 
     def make_env() -> Given:
-        env = Given(of.asked)
+        env = Given(of.tokenized)
         env.thought = thought
         return env
 
@@ -125,7 +125,7 @@ async def mean_logprob(engine: Engine, target: Target, read: str, gold: str) -> 
 
 def test_the_reader_sees_the_thought_and_not_the_question_unless_it_is_to() -> None:
     def read(markovian: bool, question: str) -> str:
-        asked = problem("1", markovian, question).asked
+        asked = problem("1", markovian, question).tokenized
         return text_of(asked.read_T("=8,17,19", 100))
 
     assert read(True, "3+5+9+2") == read(True, "1+1") == "?:=8,17,19>"
@@ -136,15 +136,10 @@ def test_the_reader_sees_the_thought_and_not_the_question_unless_it_is_to() -> N
 
 
 def test_a_thought_that_does_not_fit_loses_its_end_and_never_the_mark() -> None:
-    asked = problem().asked  # Four tokens of the context are kept for an answer.
+    asked = problem().tokenized  # Four tokens of the context are kept for an answer.
     assert text_of(asked.read_T("=8,17,19", 10)) == "?:=8,>"
     assert text_of(asked.read_T("1" * 100_000, 10)) == "?:111>"
     assert text_of(asked.read_T("=8", 0)) == "?:>"
-
-
-def test_names_of_special_tokens_in_a_thought_are_text() -> None:
-    assert TOKENIZER.eos_token_id not in as_text(TOKENIZER, "1<eos>2")
-    assert TOKENIZER.eos_token_id in TOKENIZER.encode("1<eos>2")
 
 
 @pytest.mark.parametrize(
@@ -161,22 +156,6 @@ async def test_the_reward_is_how_likely_the_answer_is_behind_the_thought(
     assert step.metrics["leaks"] == leaks
     assert step.reading is not None and len(step.reading.continuation_T) == 2
     assert math.fsum(step.reading.logprobs_T) / 2 == pytest.approx(step.reward)
-
-
-async def test_without_the_question_a_thought_says_the_same_of_any_and_with_it_not(
-    engine: Engine,
-) -> None:
-    def asked(markovian: bool, question: str) -> MarkovianProblem:
-        return problem("19", markovian, question)
-
-    thought = "~8,17,20"
-    rewards = {
-        (markovian, question): (await graded(engine, asked(markovian, question), thought))[0].reward
-        for markovian in (True, False)
-        for question in ("3+5+9+2", "1+1+1+1")
-    }
-    assert rewards[True, "3+5+9+2"] == rewards[True, "1+1+1+1"]
-    assert rewards[False, "3+5+9+2"] > rewards[False, "1+1+1+1"] + 1
 
 
 async def test_a_genome_reads_what_it_thought_and_not_the_base(engine: Engine) -> None:

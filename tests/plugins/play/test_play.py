@@ -16,16 +16,12 @@ import pytest
 
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import one_line
-from es_cookbook.rl.data.task import Task
-from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.rl.types import Observation, SamplingParams
 from es_cookbook.runs.program import train
 from es_cookbook.runs.recorded import open_run, rebuild
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import FakeEngineBuilder
-from tests.play_engines import StopsBuilder
 from tests.programs import Programs
-from tests.recipe_problems import write_rows
 from tests.said import after_start, typed
 from tests.tiny_run import TinyConfig, write_tiny_model
 
@@ -117,28 +113,6 @@ def test_prompts_go_through_the_chat_template_unless_told_not_to(tmp_path: Path)
     assert plain != chat
     assert fed(tmp_path / "run", "A\n").stdout == f"{one_line(chat)}\n"
     assert fed(tmp_path / "run", "A\n", "chat=false").stdout == f"{one_line(plain)}\n"
-
-
-@pytest.mark.parametrize(("stop", "ends"), [(None, r"('\n',)"), ((), "()"), (("#",), "('#',)")])
-def test_answers_to_typed_prompts_end_where_those_of_the_run_do(
-    stop: tuple[str, ...] | None, ends: str, tmp_path: Path
-) -> None:
-    source = write_rows(
-        tmp_path / "rows.jsonl",
-        [{"question": f"one and {word}", "answer": word} for word in "abcdefghijklmnopqrst"],
-    )
-    dataset = Task(
-        source=source,
-        prompt="Q: {question}\nA:",
-        examples=1,
-        reward=Exact(),
-        test_fraction=0.2,
-        problems_per_generation=4,
-    )
-    sampling = SamplingParams(max_tokens=4, stop=stop)
-    log_path = run(tmp_path, engine=StopsBuilder(), dataset=dataset, sampling=sampling)
-    done = fed(log_path, "A\n")
-    assert (done.stdout, done.stderr) == (f"ends at {ends}\n", "")
 
 
 def test_a_problem_is_a_line_with_what_its_env_said(log_path: Path) -> None:
