@@ -2,8 +2,8 @@
 
     python -m tests.hostile_configs DIRECTORY
 
-In a process of its own, since what would be run or imported is watched by an audit hook, which
-nobody can take away again. Prints a line of JSON: what was imported and run, and what was said.
+Runs in a separate process, because it installs an audit hook, which cannot be removed. Prints a
+line of JSON: what was imported and run, and the messages.
 """
 
 import contextlib

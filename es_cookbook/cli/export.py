@@ -17,7 +17,7 @@ import chz
 from es_cookbook.cli.options import RecordedAt, new_output
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli, sigterm_interrupts
-from es_cookbook.common.errors import ConfigError, ModelError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.runs.export.base import EXPORT_FORMS, ExportForm
@@ -67,18 +67,9 @@ def export(config: ExportConfig) -> str:
     from es_cookbook.runs.centre.replay import open_replay
     from es_cookbook.runs.export.export import write_export
 
-    try:
-        replay = open_replay(
-            Path(config.log_path),
-            config.generation,
-            model_name=config.model_name,
-            trust=config.trust,
-        )
-    except ModelError as error:
-        if config.model_name is not None:
-            raise
-        hint = "if the base has moved, give model_name=its new place"
-        raise ModelError(f"{error}; {hint}") from error
+    replay = open_replay(
+        Path(config.log_path), config.generation, model_name=config.model_name, trust=config.trust
+    )
     _check_options(config, replay)
     written = write_export(replay, output, merge=config.merge, rank=config.rank, form=config.form)
     said = [*written.said, *written.notes]

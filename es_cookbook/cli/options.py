@@ -144,7 +144,7 @@ def check_not_set(
 def by_label(
     fields: Mapping[str, str], labels: Collection[str], names: Collection[str], what: str
 ) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Options of every run, and by label those of one's own: `label.field`.
+    """Split options into those of every run and, by label, those of one: `label.field`.
 
     `names` are all that may be compared, and `what` is one of them in a word.
 

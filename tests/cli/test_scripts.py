@@ -1,4 +1,4 @@
-"""A run of one's own script is played, exported, forked, rewound and resumed as any other."""
+"""Runs of a user's script are played, exported, forked, rewound and resumed like any other."""
 
 import json
 import shutil
@@ -89,7 +89,7 @@ def written(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_script_is_found_by_its_path_with_what_lies_beside_it(
+def test_a_trusted_script_may_import_its_neighbours(
     written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -121,7 +121,7 @@ def test_a_script_is_found_by_its_path_with_what_lies_beside_it(
         ("has_no_such_class.py", "", "has nothing called Problems"),
     ],
 )
-def test_a_script_that_cannot_be_taken_is_refused_in_a_sentence(
+def test_an_unusable_script_is_refused_in_one_sentence(
     written: Path, name: str, text: str | None, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -56,7 +56,7 @@ def test_a_new_task_runs_and_its_directory_is_enough_to_go_on_and_play(here: Pat
     )  # No spaces.
 
 
-def test_sizes_that_nobody_gave_fit_into_the_minutes_and_can_be_pasted(here: Path) -> None:
+def test_chosen_sizes_fit_into_the_minutes_and_can_be_pasted(here: Path) -> None:
     few = ["minutes=0.05", "optimizer.sigma=0.01", "optimizer.learning_rate=0.01"]
     options = [*line_of_the_page(), "model_name=model", *few]
     done = typed("train", *options, "log_path=run", "behavior_if_log_dir_exists=resume")
@@ -94,7 +94,7 @@ def test_sizes_that_nobody_gave_fit_into_the_minutes_and_can_be_pasted(here: Pat
         ("batch=1000", "dataset.problems_per_generation must be from 1 to "),
     ],
 )
-def test_what_is_mistyped_is_one_sentence(here: Path, option: str, said: str) -> None:
+def test_a_mistyped_option_is_refused_in_one_sentence(here: Path, option: str, said: str) -> None:
     name = option.partition("=")[0]
     options = [given for given in line_of_the_page() if not given.startswith(f"{name}=")]
     done = typed("train", *options, "model_name=model", *SMALL[:3], option)

@@ -1,4 +1,4 @@
-"""Whoever opens a stranger's run directory runs no code but es_cookbook's and what is trusted."""
+"""Opening a stranger's run directory runs no code but es_cookbook's and what is trusted."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ def test_every_hostile_config_is_refused_in_one_sentence(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_nothing_is_run_or_imported_whichever_way_a_hostile_run_is_opened(tmp_path: Path) -> None:
+def test_opening_a_hostile_run_imports_and_runs_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.hostile_configs", str(tmp_path)],
         cwd=ROOT,
@@ -116,9 +116,7 @@ def test_the_key_of_a_judge_goes_only_to_addresses_that_the_user_named(
 CPU = torch.device("cpu")
 
 
-def test_the_code_of_a_model_is_not_run_and_nobody_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_of_a_model_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # transformers would ask
     model = shutil.copytree(ROOT / "es_cookbook/recipes/countdown/model", tmp_path / "model")
     (model / "modeling.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')\n")

@@ -80,7 +80,7 @@ def change(config: Config, **given: str) -> Config:
     return seen[0]
 
 
-def test_a_config_that_was_read_is_changed_where_options_say_so_and_nowhere_else() -> None:
+def test_options_change_only_their_fields_of_a_config() -> None:
     read = Config(
         optimizer=ES(sigma=0.5, sigma_schedule=Cosine(final=0.2)), fitness=Raw(), tags=("c",)
     )
@@ -102,7 +102,7 @@ def test_a_config_that_was_read_is_changed_where_options_say_so_and_nowhere_else
     )
 
 
-def test_options_are_told_from_those_of_another_config() -> None:
+def test_options_are_split_between_a_command_and_a_run() -> None:
     seen: list[tuple[NeedsModel, dict[str, str]]] = []
     argv = ["model=m", "--tags=a=b", "optimizer.sigma=1"]
     run_with_fields(lambda own, fields: seen.append((own, fields)), NeedsModel, "", argv)
@@ -167,7 +167,7 @@ def test_a_name_and_its_value_may_be_two_words(typed: list[str], read: list[str]
         ("pool.engine=vllm pool.engine.max_genomes=0", "pool.engine.max_genomes must be above 0"),
     ],
 )
-def test_a_part_that_refuses_itself_is_named_as_it_was_typed(
+def test_an_error_of_a_part_names_the_option_as_typed(
     capsys: pytest.CaptureFixture[str], arguments: str, sentence: str
 ) -> None:
     code, said = refused(capsys, *arguments.split())
@@ -296,7 +296,7 @@ def test_help_shows_what_is_set_often_and_help_all_the_rest(
     assert "  optimizer.sigma_schedule=none" in page
 
 
-def test_options_of_a_file_stand_behind_those_that_are_typed(tmp_path: Path) -> None:
+def test_typed_options_override_those_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(
         "num_generations: 7  # how long\nlog_path: 007\ntags: [x, y]\n"

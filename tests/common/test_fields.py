@@ -77,7 +77,7 @@ def either(size: int) -> float | None:
         (either, Part | None, False),
     ],
 )
-def test_values_fit_types(value: object, declared: object, whether: bool) -> None:
+def test_values_are_checked_against_types(value: object, declared: object, whether: bool) -> None:
     assert fits(value, declared) is whether
 
 
@@ -88,7 +88,7 @@ def test_classes_and_functions_are_values_only_if_the_type_or_its_items_ask_for_
 
 
 @pytest.mark.parametrize("recipe", sampled(RECIPES, 4))
-def test_all_that_a_recipe_shows_can_be_typed(recipe: str) -> None:
+def test_every_option_of_a_recipe_can_be_typed_as_shown(recipe: str) -> None:
     config_class = recipe_config(recipe)
     shown = {each.path: each.value for each in options_of(config_class).values() if each.value}
     assert len(shown) > 30
@@ -98,7 +98,7 @@ def test_all_that_a_recipe_shows_can_be_typed(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("name", sampled(OPTIMIZER_NAMES, 4))
-def test_all_that_an_optimizer_shows_can_be_typed(name: str) -> None:
+def test_every_option_of_an_optimizer_can_be_typed_as_shown(name: str) -> None:
     chosen = {"optimizer": name}
     blueprint = chz.Blueprint[object](Chat).apply({"optimizer": chz.Castable(name)})
     shown = {path: each.value or "" for path, each in options_of(blueprint).items()}

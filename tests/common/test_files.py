@@ -77,7 +77,7 @@ def _link_outside(path: Path) -> None:
         (lambda path: path.symlink_to("/dev/zero"), "it is a link"),
     ],
 )
-def test_what_is_no_regular_file_of_the_directory_is_refused_at_once(
+def test_only_regular_files_of_the_directory_are_opened(
     tmp_path: Path, make: Callable[[Path], object], reason: str
 ) -> None:
     path = tmp_path / "file"

@@ -104,14 +104,14 @@ def test_what_a_config_reaches_is_refused_until_it_is_trusted_or_typed(
 
 
 def test_what_reaches_nothing_is_not_asked_for() -> None:
-    read("dataset", TASK | {"reward": JUDGE})  # Without a model it asks nobody.
+    read("dataset", TASK | {"reward": JUDGE})  # Without a model it sends no request.
     read("dataset", TASKSET | {"options": '{"rounds": 3, "hard": true}'})
     read("dataset", LOGIC | {"options": {"$tuple": ["min_terms=3", "words=2"]}})
     read("engine", RAY)
     read("trackers", TRACKERS | {"wandb": WANDB})
 
 
-def test_a_word_allows_what_is_below_an_address_and_nothing_that_only_looks_like_it() -> None:
+def test_trusting_an_address_covers_paths_below_it_only() -> None:
     judge = JUDGE | {"model": "m"}
     read("dataset", TASK | {"reward": judge}, "https://evil.example:1/v1")
     for url in ("https://good.example@evil.example/v1", "https://good.example.evil.example/v1"):
@@ -165,7 +165,7 @@ def test_local_classes_have_no_reference() -> None:
             reference(thing)
 
 
-def test_a_package_is_trusted_with_its_modules_and_no_other_that_begins_so() -> None:
+def test_trusting_a_package_covers_its_modules_only() -> None:
     assert resolve("json.decoder:JSONDecoder", ["json"]) is json.JSONDecoder
     assert resolve("json.decoder:JSONDecoder", ["json.decoder"]) is json.JSONDecoder
     for trust in (["jso"], ["json.dec"], ["decoder"], []):
@@ -185,13 +185,13 @@ def test_a_package_is_trusted_with_its_modules_and_no_other_that_begins_so() -> 
         (f"es_cookbook.{'a' * 300}:X", "in letters of ASCII"),
     ],
 )
-def test_what_is_not_trusted_is_one_sentence(text: str, said: str) -> None:
+def test_an_untrusted_name_is_refused_in_one_sentence(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         resolve(text)
     assert "\n" not in str(caught.value)
 
 
-def test_a_module_that_breaks_is_one_sentence(
+def test_a_module_that_fails_is_refused_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "brittle.py").write_text("raise OverflowError('too\\nmuch')")
@@ -200,7 +200,7 @@ def test_a_module_that_breaks_is_one_sentence(
         resolve("brittle:X", ["brittle"])
 
 
-def test_the_script_that_was_run_may_be_named_by_itself_and_by_nobody_else(tmp_path: Path) -> None:
+def test_only_the_script_itself_may_name_its_classes_as_main(tmp_path: Path) -> None:
     (tmp_path / "dish.py").write_text(
         "import chz\n"
         "from es_cookbook.common.trust import resolve\n"

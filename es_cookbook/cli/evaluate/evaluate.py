@@ -33,13 +33,7 @@ import chz
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.cli import RECIPES
 from es_cookbook.cli.evaluate.measuring import Evaluation, Setting, Subject, measure
-from es_cookbook.cli.evaluate.report import (
-    answers_text,
-    compared,
-    estimates_of,
-    report,
-    to_json,
-)
+from es_cookbook.cli.evaluate.report import answers_text, measured, report, to_json
 from es_cookbook.cli.options import RunOrModel, new_output, recipe_config
 from es_cookbook.cli.train import TrainConfig
 from es_cookbook.common.checks import check_range
@@ -304,19 +298,13 @@ def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
     if config.voters:
         evaluation = _voted(evaluation, config.metric)
         against = against and _voted(against, config.metric)
-    results, seed = evaluation.results, setting.config.seed
-    solved = config.metric if config.metric in results.metrics else results.solved_metric
-    estimates = estimates_of(results, seed, solved)
-    comparisons = compared(results, against.results, seed) if against else []
+    found = measured(setting, evaluation, against, config.metric)
     if output is not None:
-        text = to_json(setting, evaluation, estimates, against, comparisons)
-        replace_file(output, [text.encode()])
+        replace_file(output, [to_json(found).encode()])
     metric = _metric(config, evaluation)  # After the file, which has them all.
-    parts = [report(setting, evaluation, estimates, metric, against, comparisons)]
-    before_and_after = [*filter(None, [against]), evaluation]
-    parts += [answers_text(before_and_after, config.answers)]
-    parts += [f"written to {output}" if output is not None else ""]
-    print("\n\n".join(filter(None, parts)))
+    answers = answers_text([*filter(None, [against]), evaluation], config.answers)
+    said = f"written to {output}" if output is not None else ""
+    print("\n\n".join(filter(None, [report(found, metric), answers, said])))
 
 
 def _voted(evaluation: Evaluation, metric: str) -> Evaluation:

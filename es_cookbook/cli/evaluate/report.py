@@ -20,17 +20,38 @@ _NAME = 20
 FORMAT = "es_cookbook evaluation 1"
 
 
-def estimates_of(results: Results, seed: int, solved: str | None) -> dict[str, dict[str, Estimate]]:
-    """Metrics by tag, and over `all`; pass@k and maj@k of `solved` over all problems."""
-    found = {"all": {metric: results.estimate(metric, seed) for metric in results.metrics}}
+@dataclasses.dataclass(frozen=True, slots=True)
+class Measured:
+    """An evaluation with its estimates, alone or compared with another.
+
+    Attributes:
+        estimates: by tag, `all` for all problems, and metric.
+        comparisons: of every metric that both evaluations have.
+    """
+
+    setting: Setting
+    evaluation: Evaluation
+    against: Evaluation | None
+    estimates: Mapping[str, Mapping[str, Estimate]]
+    comparisons: Sequence[Comparison]
+
+
+def measured(
+    setting: Setting, evaluation: Evaluation, against: Evaluation | None, metric: str
+) -> Measured:
+    """Estimate all metrics; pass@k and maj@k are of `metric` if it was reported."""
+    results, seed = evaluation.results, setting.config.seed
+    solved = metric if metric in results.metrics else results.solved_metric
+    found = {"all": {name: results.estimate(name, seed) for name in results.metrics}}
     if results.attempts > 1 and solved is not None:
         found["all"] |= {f"pass@{k}": results.pass_at(k, solved) for k in ks_of(results.attempts)}
         if results.can_vote:
             ks = majority_ks_of(results.attempts)
             found["all"] |= {f"maj@{k}": results.majority_at(k, solved) for k in ks}
     for tag in results.tags:
-        found[tag] = {metric: results.estimate(metric, seed, tag) for metric in results.metrics}
-    return found
+        found[tag] = {name: results.estimate(name, seed, tag) for name in results.metrics}
+    both = compared(results, against.results, seed) if against else []
+    return Measured(setting, evaluation, against, found, both)
 
 
 def compared(first: Results, second: Results, seed: int) -> list[Comparison]:
@@ -39,26 +60,20 @@ def compared(first: Results, second: Results, seed: int) -> list[Comparison]:
     return [compare(first, second, metric, seed) for metric in both]
 
 
-def report(
-    setting: Setting,
-    evaluation: Evaluation,
-    estimates: Mapping[str, Mapping[str, Estimate]],
-    metric: str,
-    against: Evaluation | None = None,
-    comparisons: Sequence[Comparison] = (),
-) -> str:
+def report(found: Measured, metric: str) -> str:
     """The whole page; `metric` is shown by tag and compared in words."""
+    evaluation, estimates = found.evaluation, found.estimates
     attempts = evaluation.results.attempts
-    parts = [_heading(setting, evaluation), _table(estimates["all"], metric)]
+    parts = [_heading(found.setting, evaluation), _table(estimates["all"], metric)]
     if tags := [tag for tag in estimates if tag != "all"]:
         parts.append(_by_tag({tag: estimates[tag][metric] for tag in tags}, metric))
     if lost := evaluation.results.lost:
         parts.append(_lost(lost, len(evaluation.results.names_P) * attempts))
-    if against is not None:
-        title = f"Against {against.title}, problem by problem:"
-        parts.append(_comparison(title, comparisons, metric, attempts))
-        parts.append(_not_held_out(setting, against))
-    parts.append(_notes(estimates["all"], comparisons))
+    if found.against is not None:
+        title = f"Against {found.against.title}, problem by problem:"
+        parts.append(_comparison(title, found.comparisons, metric, attempts))
+        parts.append(_not_held_out(found.setting, found.against))
+    parts.append(_notes(estimates["all"], found.comparisons))
     return printable("\n\n".join(filter(None, parts)))
 
 
@@ -222,18 +237,9 @@ def _wrapped(text: str, indent: str = "") -> str:
     )
 
 
-def to_json(
-    setting: Setting,
-    evaluation: Evaluation,
-    estimates: Mapping[str, Mapping[str, Estimate]],
-    against: Evaluation | None = None,
-    comparisons: Sequence[Comparison] = (),
-) -> str:
-    """Everything that was measured, as JSON; unknown numbers are null.
-
-    `estimates` are by tag, `all` for all problems, and metric.
-    """
-    config = setting.config
+def to_json(found: Measured) -> str:
+    """Everything that was measured, as JSON; unknown numbers are null."""
+    setting, evaluation, config = found.setting, found.evaluation, found.setting.config
     plain = {
         "format": FORMAT,
         **_described(evaluation),
@@ -250,12 +256,12 @@ def to_json(
             "dataset": json.loads(config_to_json(config.dataset)),
         },
         "estimates": {
-            tag: {metric: dataclasses.asdict(found) for metric, found in of_tag.items()}
-            for tag, of_tag in estimates.items()
+            tag: {metric: dataclasses.asdict(each) for metric, each in of_tag.items()}
+            for tag, of_tag in found.estimates.items()
         },
         "lost": dict(evaluation.results.lost),
-        "against": against and _described(against),
-        "comparisons": [dataclasses.asdict(comparison) for comparison in comparisons],
+        "against": found.against and _described(found.against),
+        "comparisons": [dataclasses.asdict(comparison) for comparison in found.comparisons],
         "version": es_cookbook.__version__,
         "problems": _problems(evaluation.results),
     }
@@ -264,13 +270,8 @@ def to_json(
 
 
 def _described(evaluation: Evaluation) -> dict[str, object]:
-    return {
-        "name": evaluation.name,
-        "generation": evaluation.generation,
-        "model": dict(evaluation.model),
-        "metrics": dict(evaluation.metrics),
-        "trained_on": evaluation.trained_on,
-    }
+    names = ("name", "generation", "model", "metrics", "trained_on")
+    return {name: getattr(evaluation, name) for name in names}
 
 
 def _problems(results: Results) -> list[dict[str, object]]:

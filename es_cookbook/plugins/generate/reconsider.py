@@ -101,10 +101,9 @@ def main(config: ReconsiderConfig, fields: Mapping[str, str]) -> None:
     number = None if subject.run is None else subject.generations[0]
     evaluation = Evaluation(subject.name, number, {}, {}, second, trained_on)
     before = Evaluation("the first answers", None, {}, {}, first, trained_on=0)
-    estimates = report.estimates_of(second, seed, None)
-    comparisons = report.compared(second, first, seed)
+    measured = report.measured(setting, evaluation, before, metric)
     print(f"Second answers, after the cue {cue!r}:\n")
-    print(report.report(setting, evaluation, estimates, metric, before, comparisons))
+    print(report.report(measured, metric))
     print(f"\n{metric}, by uncertainty of the first answer, in nats per token (problems):")
     for bucket in buckets:
         of_bucket = [mean_P[p] for p in bucket]

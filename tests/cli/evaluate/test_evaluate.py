@@ -75,7 +75,7 @@ def recorded(log_path: str) -> list[dict[str, float]]:
     return [metrics for metrics in found if metrics]
 
 
-def test_a_generations_numbers_are_those_that_the_run_recorded_to_the_bit() -> None:
+def test_evaluation_equals_the_recorded_one_bit_for_bit() -> None:
     for_generation = recorded("real")
     assert len({json.dumps(metrics) for metrics in for_generation}) > 1, "something to mistake"
     for generation in (0, 2):
@@ -85,7 +85,7 @@ def test_a_generations_numbers_are_those_that_the_run_recorded_to_the_bit() -> N
     assert measured("log_path=real")["metrics"] == for_generation[3]
 
 
-def test_several_attempts_are_those_of_the_run_too() -> None:
+def test_evaluation_with_several_attempts_equals_the_recorded_one() -> None:
     found = measured("log_path=fake")
     assert found["metrics"] == recorded("fake")[-1]
     assert "pass@4" in found["metrics"]
@@ -173,7 +173,7 @@ def rows_run(here: Path) -> str:
         (["recipe=countdown", "dataset.num_test=3", "dataset.num_train=40"], 3, 0),
     ],
 )
-def test_what_the_run_trains_on_is_counted_however_it_is_asked(
+def test_problems_that_the_run_trains_on_are_counted(
     rows_run: str, options: list[str], problems: int, shared: int
 ) -> None:
     found = measured(f"log_path={rows_run}", *options, "against=base")
@@ -183,7 +183,7 @@ def test_what_the_run_trains_on_is_counted_however_it_is_asked(
     assert (said in evaluate(f"log_path={rows_run}", *options).stdout) == bool(shared)
 
 
-def test_without_a_record_what_a_run_trains_on_is_not_known(rows_run: str) -> None:
+def test_without_a_record_the_count_of_trained_problems_is_unknown(rows_run: str) -> None:
     shutil.copytree(rows_run, "old")
     Path("old", "trained_on.bin").unlink()
     done = evaluate("log_path=old", f"against={rows_run}")

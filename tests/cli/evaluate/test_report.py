@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from es_cookbook.cli.evaluate.measuring import Evaluation, Setting
-from es_cookbook.cli.evaluate.report import compared, estimates_of, report
+from es_cookbook.cli.evaluate.report import measured, report
 from es_cookbook.population.results import Results
 from es_cookbook.rl.objectives import Outcomes
 from es_cookbook.rl.types import SamplingParams
@@ -34,9 +34,7 @@ def evaluation(correct_P: Sequence[float], lost: Sequence[str] = ()) -> Evaluati
 
 
 def shown(first: Evaluation, second: Evaluation | None = None) -> str:
-    results = first.results
-    found = compared(results, second.results, 3) if second else []
-    text = report(SETTING, first, estimates_of(results, 3, "correct"), "correct", second, found)
+    text = report(measured(SETTING, first, second, "correct"), "correct")
     assert max(map(len, text.splitlines())) <= 80
     return text
 
@@ -55,7 +53,7 @@ def test_shares_are_percents_and_their_differences_points() -> None:
     assert "few" not in text
 
 
-def test_a_metric_that_some_answers_lack_has_its_own_number() -> None:
+def test_a_metric_that_some_answers_lack_shows_its_count() -> None:
     text = shown(evaluation([1.0] * 8 + [0.0] * 20 + [np.nan]))
     assert "answers" not in text  # One is lost, of which nothing is known.
     some = evaluation([1.0] * 8 + [0.0] * 21)
@@ -70,7 +68,7 @@ def test_a_metric_that_some_answers_lack_has_its_own_number() -> None:
     assert "correct: not reported by all 29 answers; the mean is over those that" in shown(some)
 
 
-def test_when_all_is_lost_numbers_are_unknown() -> None:
+def test_numbers_are_unknown_if_all_rollouts_are_lost() -> None:
     text = shown(evaluation([np.nan], ["TimeoutError: " + "long " * 200]))
     assert "\nreward                 unknown   unknown" in text
     assert "lost: 1 of 1 rollout, left out above\n  1 x TimeoutError: long long" in text

@@ -36,7 +36,7 @@ def _threads(*groups: Collection[int]) -> dict[str, str]:
     return {name.format(cpu): ",".join(map(str, cpus)) for cpus in groups for cpu in cpus}
 
 
-def test_threads_are_at_most_what_omp_num_threads_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_omp_num_threads_limits_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert num_cores() == 1
     monkeypatch.setenv("OMP_NUM_THREADS", "9999")
@@ -48,7 +48,7 @@ def test_threads_are_at_most_what_omp_num_threads_says(monkeypatch: pytest.Monke
     ("quota", "asked", "share"),
     [("max", "1", 1 / 8), ("max", "9", 1), ("max", "", 1), ("200000", "1", 0.5)],
 )
-def test_shares_of_engines_on_all_hyper_threads_are_one_in_all(
+def test_shares_of_engines_that_use_every_cpu_add_up_to_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, asked: str, share: float
 ) -> None:
     files = _threads((0, 4), (1, 5), (2, 6), (3, 7))
@@ -76,9 +76,7 @@ def test_a_process_with_some_of_the_cpus_has_its_share_of_the_threads(
 @pytest.mark.parametrize(
     ("quota", "cores"), [(0.1, 1), (1, 1), (1.2, 1), (1.5, 2), (2, 2), (2.2, 2), (100, 64)]
 )
-def test_a_container_has_as_many_threads_as_its_quota_keeps_busy(
-    tmp_path: Path, quota: float, cores: int
-) -> None:
+def test_a_quota_limits_threads(tmp_path: Path, quota: float, cores: int) -> None:
     _write(tmp_path, {"sys/fs/cgroup/cpu.max": f"{int(quota * 100_000)} 100000"})
     assert usable_cores(frozenset(range(64)), tmp_path) == cores
 
@@ -95,7 +93,7 @@ def test_hyper_threads_of_a_core_have_one_thread(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fast", "slow", "cores"), [(4, 8, 4), (2, 8, 10), (8, 16, 8), (0, 8, 8), (4, 0, 4)]
 )
-def test_efficiency_cores_have_threads_if_all_do_more_at_their_pace(
+def test_efficiency_cores_are_used_only_if_that_is_faster(
     tmp_path: Path, fast: int, slow: int, cores: int
 ) -> None:
     """Intel's hybrid processors with hyper-threads: two on each of the fast cores."""
@@ -148,7 +146,7 @@ def test_the_quota_is_the_least_of_all_groups_around_a_process(tmp_path: Path) -
         ({}, math.inf, math.inf),
     ],
 )
-def test_memory_is_the_least_that_all_groups_around_a_process_leave(
+def test_memory_is_limited_by_every_group_around_a_process(
     tmp_path: Path, files: dict[str, object], limit: float, left: float
 ) -> None:
     root = _write(tmp_path, files)
