@@ -186,4 +186,4 @@ def test_a_model_without_a_run_is_evaluated_with_a_task_of_an_installed_package(
     assert call(monkeypatch, *options, *task, "genome=1") != 0
     assert "genome= needs a run: give log_path=RUN" in capsys.readouterr().err
     assert call(monkeypatch, *task) != 0
-    assert "Give log_path=RUN or model_name=MODEL" in capsys.readouterr().err
+    assert "give log_path=RUN or model_name=MODEL" in capsys.readouterr().err
