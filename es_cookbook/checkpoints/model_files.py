@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shlex
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -32,7 +31,7 @@ from es_cookbook.common.files import (
     whole_directory,
 )
 from es_cookbook.common.registry import Registered
-from es_cookbook.common.terminal import one_line, say, say_once
+from es_cookbook.common.terminal import say, say_once
 from es_cookbook.common.trust import load, source_of
 
 Part: TypeAlias = Literal["config", "tokenizer", "weights"]
@@ -177,18 +176,12 @@ def hub_repository(model_name: str) -> str | None:
 def _refuse_adapter(directory: Path) -> None:
     """Refuse a PEFT adapter, which is a change of a model and not one itself."""
     config = directory / "adapter_config.json"
-    if not config.is_file() or (directory / CONFIG).exists():
-        return
-    base: object = None
-    with contextlib.suppress(OSError, ValueError):
-        found = parsed(read_file(config, LARGEST_TEXT, None))
-        if isinstance(found, dict):
-            base = cast("dict[str, object]", found).get("base_model_name_or_path")
-    named = shlex.quote(one_line(base)[:300]) if isinstance(base, str) and base else "BASE"
-    raise ModelError(
-        f"model_name: {str(directory)!r} is a PEFT adapter, which changes a model; to train it on: "
-        f"model_name={named} search_space=adapter search_space.start={directory}"
-    )
+    if config.is_file() and not (directory / CONFIG).exists():
+        raise ModelError(
+            f"model_name: {str(directory)!r} is a PEFT adapter, which changes a model; to train it "
+            f"on: model_name=BASE search_space=adapter search_space.start={directory}, where BASE "
+            f"is the model that its {config.name} names"
+        )
 
 
 def find_file(model_name: str, file_name: str) -> Path | None:

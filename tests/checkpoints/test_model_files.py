@@ -121,16 +121,9 @@ def test_a_name_that_can_be_nothing_is_refused(name: str) -> None:
 
 def test_an_adapter_or_a_file_as_a_model_is_refused_as_such(tmp_path: Path) -> None:
     (tmp_path / "sft").mkdir()
-    config = tmp_path / "sft/adapter_config.json"
-    config.write_text('{"base_model_name_or_path": "me/base"}')
-    with pytest.raises(ModelError) as caught:
-        model_directory(str(tmp_path / "sft"))
-    assert str(caught.value).endswith(
-        f"is a PEFT adapter, which changes a model; to train it on: model_name=me/base "
-        f"search_space=adapter search_space.start={tmp_path}/sft"
-    )
-    config.write_text("[")
-    with pytest.raises(ModelError, match="model_name=BASE search_space=adapter"):
+    (tmp_path / "sft/adapter_config.json").write_text('{"base_model_name_or_path": "me/base"}')
+    said = rf"is a PEFT adapter, .*: model_name=BASE .* search_space\.start={tmp_path}/sft, where"
+    with pytest.raises(ModelError, match=said):
         model_directory(str(tmp_path / "sft"))
     for name, what in (("a.safetensors", "a file"), ("notes.txt", "a file")):
         (tmp_path / name).write_bytes(b"x")

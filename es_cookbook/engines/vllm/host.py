@@ -23,6 +23,7 @@ import functools
 import itertools
 import math
 import pickle
+from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -499,14 +500,13 @@ def merge_fingerprints(
                 raise EngineError(
                     f"vLLM's ranks disagree about {place[0]}: the engine must be restored"
                 )
-    covered: dict[str, int] = {}
+    covered = Counter[str]()
     for name, row, end_row, column, end_column in values:
-        area = (int(end_row) - int(row)) * (int(end_column) - int(column))
-        covered[str(name)] = covered.get(str(name), 0) + area
+        covered[str(name)] += (int(end_row) - int(row)) * (int(end_column) - int(column))
     for name, shape in shapes.items():
-        if covered.get(name) != math.prod(shape):
+        if covered[name] != math.prod(shape):
             raise EngineError(
-                f"vLLM's ranks have {covered.get(name, 0)} elements of {name} between them, and it "
-                f"has {math.prod(shape)}"
+                f"vLLM's ranks have {covered[name]} elements of {name} between them, and it has "
+                f"{math.prod(shape)}"
             )
     return sum(values.values()) % 2**64

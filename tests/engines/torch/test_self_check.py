@@ -63,27 +63,11 @@ class _CountsItsBatch(LlamaForCausalLM):
         return output
 
 
-class _ReadsAnothersWeight(LlamaForCausalLM):
-    """Uses a linear weight under a name of its own."""
-
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config)
-        self.held = [self.model.layers[0].mlp.down_proj.weight]
-
-    def forward(self, input_ids: torch.Tensor, **inputs: object) -> object:
-        output = super().forward(input_ids, **inputs)
-        output.logits = output.logits + self.held[0].sum(0)[: output.logits.shape[-1]] * 0.1
-        return output
-
-
-@pytest.mark.parametrize("kind", [_CountsItsBatch, _ReadsAnothersWeight])
-def test_a_model_that_is_right_on_no_path_is_refused_by_name_with_the_difference(
-    kind: type[LlamaForCausalLM],
-) -> None:
+def test_a_model_that_is_right_on_no_path_is_refused_by_name_with_the_difference() -> None:
     with pytest.raises(ModelError) as error:
-        _path(_llama(kind))
+        _path(_llama(_CountsItsBatch))
     sentence = str(error.value)
-    assert f"cannot run {kind.__name__} as transformers does: log-probabilities are off" in sentence
+    assert "run _CountsItsBatch as transformers does: log-probabilities are off" in sentence
     difference = float(sentence.partition("off by ")[2].partition(";")[0])
     assert 1e-3 < difference < 10
 

@@ -1,4 +1,4 @@
-"""Packed products in bfloat16: the same bits alone or among others, and after every step."""
+"""Packed products in bfloat16: weights are packed again after every step."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import torch
 
 from es_cookbook.engines.base import LogprobsRequest, Target
 from es_cookbook.engines.torch.kernels.modules import FLAT, Path
-from es_cookbook.engines.torch.kernels.products import PackedWeight, packs
+from es_cookbook.engines.torch.kernels.products import packs
 from es_cookbook.engines.torch.resident_weights import ResidentWeights
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
@@ -29,26 +29,6 @@ WIDE = dataclasses.replace(FLAT, wide=True, products=torch.bfloat16, kept=torch.
 CONTINUATION = (5, 9, 7, 8, 6, 11)
 CLOSE = 0.06
 """Mean rounding of activations."""
-
-
-@pytest.mark.parametrize(("inputs", "outputs"), [(8, 24), (33, 17), (64, 128), (448, 128)])
-@pytest.mark.parametrize("with_bias", [True, False])
-def test_a_rows_bits_depend_neither_on_height_nor_on_place(
-    inputs: int, outputs: int, with_bias: bool
-) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(n, inputs, generator=generator).bfloat16() for n in (600, outputs))
-    bias = torch.randn(outputs, generator=generator).bfloat16() if with_bias else None
-    product = PackedWeight(weight, bias)
-    whole = product(x)
-    exact = torch.nn.functional.linear(
-        x.double(), weight.double(), None if bias is None else bias.double()
-    )
-    torch.testing.assert_close(whole.double(), exact, rtol=1e-2, atol=1e-2)
-    for height in (16, 17, 63, 64, 65, 200, 599):
-        for first in (0, 1, 600 - height):
-            part = product(x[first : first + height])
-            assert torch.equal(part, whole[first : first + height]), (height, first)
 
 
 @pytest.mark.anyio
