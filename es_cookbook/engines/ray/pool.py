@@ -31,12 +31,7 @@ from typing_extensions import override
 
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import (
-    ConfigError,
-    EngineError,
-    ESCookbookError,
-    RequestError,
-)
+from es_cookbook.common.errors import ConfigError, EngineError, ESCookbookError, RequestError
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.names import Names
 from es_cookbook.common.terminal import plural, say

@@ -220,9 +220,8 @@ class TorchEngine(Engine):
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         """Low rank: fills tables. Dense: a set of weights per genome."""
         with self._usage.changing("load genomes"):
-            self._prefixes.clear(
-                lambda target: isinstance(target, int)
-            )  # the centre stays where it is
+            # The centre stays where it is.
+            self._prefixes.clear(lambda target: isinstance(target, int))
             await asyncio.to_thread(self._weights.load, genomes_G)
 
     @override
