@@ -208,9 +208,7 @@ async def test_a_stream_that_fails_says_so_at_its_end() -> None:
     ],
     ids=["chatml", "llama", "gemma"],
 )
-async def test_a_chat_goes_on_from_the_very_tokens_that_were_sampled(
-    template: str, call: str
-) -> None:
+async def test_a_chat_continues_from_the_sampled_tokens(template: str, call: str) -> None:
     client, speaker = asked(call, "It is 2.", "It is 2.", template=template)
     first = await client.chat.completions.create(model="centre", messages=QUESTION, tools=TOOLS)
     message = first.choices[0].message
@@ -401,7 +399,7 @@ def tool_of(**fields: object) -> dict[str, Any]:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-async def test_what_cannot_be_kept_is_refused_as_openai_does(
+async def test_unsupported_fields_are_refused_in_the_form_of_openai(
     wrong: dict[str, Any], said: str
 ) -> None:
     client, speaker = asked()
@@ -504,7 +502,7 @@ async def test_the_responses_api_streams_items() -> None:
         ({"extra_body": {"mood": "good"}}, "mood is not read here; did you mean 'model'"),
     ],
 )
-async def test_what_the_responses_api_cannot_keep_is_refused(
+async def test_unsupported_fields_of_the_responses_api_are_refused(
     wrong: dict[str, Any], said: str
 ) -> None:
     client, _ = asked()

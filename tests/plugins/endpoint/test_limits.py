@@ -21,7 +21,7 @@ from tests.plugins.endpoint.test_application import KEY, QUESTION, OneModel, ask
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_key_has_so_many_answers_pending_and_others_are_told_to_come_later() -> None:
+async def test_pending_answers_of_a_key_are_limited() -> None:
     client, speaker = asked(*("x" for _ in range(9)))
     speaker.pending, speaker.is_stuck = PendingAnswers(4), True
 
@@ -79,7 +79,7 @@ HUGE = "a b " * 300_000
     ],
     ids=lambda value: "" if isinstance(value, dict) else str(value)[:20],
 )
-async def test_a_request_that_can_never_be_answered_is_refused_before_anything_is_made(
+async def test_too_large_requests_are_refused_before_they_are_encoded(
     asks: dict[str, Any], said: str, param: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, speaker = asked()
@@ -124,7 +124,7 @@ async def test_long_prompts_are_encoded_beside_the_loop_and_short_ones_on_it(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_whenever_a_client_hangs_up_nothing_is_left_pending(stream: bool) -> None:
+async def test_a_disconnect_at_any_time_leaves_nothing_pending(stream: bool) -> None:
     async def lasts(num_sent: int) -> int:
         """How many messages are sent to a client that goes after so many of them."""
         _, speaker = asked(*["It is 3, or it is 4."] * 2)
@@ -167,7 +167,7 @@ async def test_whenever_a_client_hangs_up_nothing_is_left_pending(stream: bool) 
     st.lists(st.text("ab", min_size=1, max_size=7), max_size=3),
     st.lists(st.integers(1, 9), max_size=30),
 )
-def test_what_is_streamed_is_what_no_stop_string_can_take_back(
+def test_streamed_text_cannot_be_cut_by_a_later_stop_string(
     said: str, stops: list[str], steps: list[int]
 ) -> None:
     """However the text comes: all but as many characters as a stop string may have begun with."""

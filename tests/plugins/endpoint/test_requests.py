@@ -246,7 +246,7 @@ async def test_no_body_ends_in_an_error_of_the_server(
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_nothing_that_is_said_is_dropped(path: str) -> None:
+async def test_no_text_of_a_request_is_dropped(path: str) -> None:
     """A text in any place, also in a field of one's own, is seen by the model, or refused."""
     body = {name: value for name, value in BODIES[path].items() if not name.startswith("stream")}
     speaker = Brief()
@@ -321,7 +321,7 @@ HARMLESS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("what", HARMLESS)
-async def test_what_changes_no_answer_is_accepted(what: str) -> None:
+async def test_fields_without_effect_are_accepted(what: str) -> None:
     """Programs send it, with or without meaning it: the model is asked the same."""
     path, plain, more = HARMLESS[what]
     asked: dict[str, Any] = {

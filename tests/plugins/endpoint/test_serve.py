@@ -67,7 +67,7 @@ async def _answers(
 
 
 @pytest.mark.anyio
-async def test_each_model_gives_its_own_answers_whoever_else_asks(log_path: Path) -> None:
+async def test_each_model_gives_its_own_answers_to_concurrent_requests(log_path: Path) -> None:
     params = SamplingParams(max_tokens=8, temperature=1.0)
     rebuilt = await rebuild(open_run(log_path, trust=["tests"]))
     tokenizer = rebuilt.engine.tokenizer
@@ -106,7 +106,7 @@ async def test_each_model_gives_its_own_answers_whoever_else_asks(log_path: Path
 
 
 @pytest.mark.anyio
-async def test_who_hangs_up_leaves_no_generation_or_genome_half_there(
+async def test_a_disconnect_does_not_interrupt_a_change_of_weights(
     log_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = SamplingParams(max_tokens=8, temperature=1.0)
@@ -143,7 +143,7 @@ async def test_who_hangs_up_leaves_no_generation_or_genome_half_there(
     ("of_run", "asked", "ends"),
     [(None, None, ("\n",)), (None, [], ()), (("#",), None, ("#",)), (("#",), "?", ("?",))],
 )
-async def test_answers_to_plain_prompts_end_where_those_of_the_run_did(
+async def test_plain_prompts_use_the_stop_strings_of_the_run(
     of_run: tuple[str, ...] | None,
     asked: Any,
     ends: tuple[str, ...],

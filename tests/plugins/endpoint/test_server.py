@@ -151,7 +151,7 @@ UNFINISHED = {
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("drips", [False, True])
-async def test_what_is_not_finished_is_closed_in_time(drips: bool) -> None:
+async def test_incomplete_requests_are_closed_in_time(drips: bool) -> None:
     async with serving() as port:
         replies: dict[str, bytes] = {}
 
@@ -174,14 +174,14 @@ async def test_what_is_not_finished_is_closed_in_time(drips: bool) -> None:
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_takes_as_long_as_it_takes(stream: bool) -> None:
+async def test_answers_have_no_time_limit(stream: bool) -> None:
     async with serving(Slow(4 * SHORT)) as port:
         reply = await asked(port, request(stream=stream, close=False))
         assert statuses(reply) == [200]  # Afterwards it was idle, and closed.
         assert b"[DONE]" in reply if stream else b'"done"' in reply
 
 
-async def test_connections_that_are_opened_at_once_before_any_asks_are_all_answered() -> None:
+async def test_many_connections_opened_at_once_are_all_answered() -> None:
     async with serving() as port:
         streams = [await connected(port) for _ in range(300)]
         for stream in streams:
@@ -231,7 +231,7 @@ STRANGE: dict[str, tuple[bytes, Sequence[int]]] = {
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("key", [KEY, ""])
-async def test_rubbish_is_refused_and_no_line_of_the_log(
+async def test_malformed_requests_are_refused_without_a_line_in_the_log(
     key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -294,7 +294,7 @@ with socket.create_server(("127.0.0.1", 0)) as bound:
 """
 
 
-async def test_a_server_that_is_told_to_end_waits_for_no_answer() -> None:
+async def test_sigterm_ends_the_server_without_waiting_for_answers() -> None:
     command = [sys.executable, "-c", _ENDLESS]
     async with await anyio.open_process(command, stderr=None) as process:
         assert process.stdout is not None

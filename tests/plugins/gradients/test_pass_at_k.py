@@ -1,7 +1,6 @@
 """Advantages of pass@k are means over groups of answers."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -9,23 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from es_cookbook.plugins.gradients.policy_gradient import pass_at_k_advantages
-
-
-@pytest.mark.parametrize(
-    ("n", "c", "k", "of_solved", "of_failed"),
-    [
-        # ρ = 1 - C(3, 2)/C(4, 2) = s = 1/2; failed: 1/2 - C(2, 1)/C(3, 1) = -1/6.
-        (4, 1, 2, 1.0, -1 / 3),
-        # ρ = 1 - C(5, 4)/C(8, 4) = 13/14; failed: 1/14 - C(4, 3)/C(7, 3) = -3/70.
-        (8, 3, 4, (1 / 14) / math.sqrt(13) * 14, -(3 / 70) / math.sqrt(13) * 14),
-        (3, 1, 4, 0.0, 0.0),  # too few were left
-    ],
-)
-def test_literal_advantages_of_pass_at_k(
-    n: int, c: int, k: int, of_solved: float, of_failed: float
-) -> None:
-    found_K = pass_at_k_advantages([True] * c + [False] * (n - c), k)
-    assert found_K == pytest.approx([of_solved] * c + [of_failed] * (n - c), abs=1e-12)
 
 
 @settings(max_examples=30)

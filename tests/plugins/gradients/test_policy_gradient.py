@@ -343,7 +343,7 @@ def thought(token: int, reward: float, correct: float = 1.0) -> Trajectory:
         (Expert(keep="best"), {3: 1 / 3}),
     ],
 )
-def test_methods_say_what_is_read(method: Weighted, weights: dict[int, float]) -> None:
+def test_methods_weigh_texts_that_are_read(method: Weighted, weights: dict[int, float]) -> None:
     group = TrajectoryGroup([[thought(3, 1.0), thought(4, 0.0, correct=0.0)]])
     examples, _ = to_examples(method, [group])
     found = {each.tokens_T[1]: each.weight for each in examples if each.is_read}

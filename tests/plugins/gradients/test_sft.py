@@ -1,7 +1,6 @@
 """Supervised fine-tuning: what of a row is learned, and that it is."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,7 +144,7 @@ def test_a_thought_beside_the_answer_is_learned_where_the_template_has_a_place_f
         ({"prompt": "1", "completion": "2<|im_end|>3"}, "has the end of a turn in it"),
     ],
 )
-def test_what_a_message_says_in_vain_is_refused(row: object, said: str, tmp_path: Path) -> None:
+def test_rows_that_cannot_be_learned_are_refused(row: object, said: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"rows.jsonl, line 1: .*{said}"):
         learned(row, CHATML, tmp_path)
 
@@ -211,15 +210,6 @@ def test_it_learns_and_writes_what_it_learned(
     assert all(torch.equal(weights[each], others[each]) for each in weights)
     if rank == 0:
         assert model_directory(str(output)) == output
-
-
-def test_peft_has_to_be_installed_for_an_adapter_alone(
-    tiny_model: Callable[[str], Path], rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ConfigError, match=r"LoRA\) needs peft, .* 'es-cookbook\[baselines\]'"):
-        main(config(tiny_model("qwen2"), rows, tmp_path / "out", rank=4))
-    main(config(tiny_model("qwen2"), rows, tmp_path / "out", rank=0))
 
 
 @pytest.mark.parametrize(

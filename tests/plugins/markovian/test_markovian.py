@@ -7,7 +7,6 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from transformers import Qwen2ForCausalLM
 
 from es_cookbook.__main__ import main as es_cookbook
 from es_cookbook.common.errors import DataError
@@ -158,7 +157,7 @@ async def test_the_reward_is_how_likely_the_answer_is_behind_the_thought(
     assert math.fsum(step.reading.logprobs_T) / 2 == pytest.approx(step.reward)
 
 
-async def test_a_genome_reads_what_it_thought_and_not_the_base(engine: Engine) -> None:
+async def test_a_genome_scores_its_own_thought(engine: Engine) -> None:
     population = genomes(3)
     steps = await graded(engine, problem(), "=8,17,19", population)
     rewards_G = [step.reward for step in steps]
@@ -173,7 +172,7 @@ async def test_a_genome_reads_what_it_thought_and_not_the_base(engine: Engine) -
     assert all(abs(reward - base) > 1e-3 for reward in rewards_G)
 
 
-async def test_the_group_is_paid_less_what_the_base_reads_in_its_own_thought(
+async def test_the_group_reward_subtracts_the_log_probability_of_the_base(
     engine: Engine,
 ) -> None:
     group = await rollouts(engine, problem(), genomes(2))
@@ -189,7 +188,7 @@ async def test_the_group_is_paid_less_what_the_base_reads_in_its_own_thought(
     assert alone.rewards_G_K[0][0] == pytest.approx(0.0, abs=1e-6), "the centre is the base"
 
 
-async def test_the_answer_that_is_measured_is_sampled_behind_the_thought(engine: Engine) -> None:
+async def test_the_measured_answer_is_sampled_after_the_thought(engine: Engine) -> None:
     (right,) = await graded(engine, problem("19"), "=8,17,19")
     (wrong,) = await graded(engine, problem("19"), "=8,17,26")
     assert (right.metrics["correct"], right.logs["answer"]) == (1, "19")
@@ -226,7 +225,7 @@ async def test_an_answer_needs_tokens_and_room_where_it_is_read(tmp_path: Path) 
 # --- runs ----------------------------------------------------------------------------------------
 
 
-def test_a_run_of_two_generations_pays_the_difference_to_the_base(tmp_path: Path) -> None:
+def test_the_reward_is_the_difference_to_the_base(tmp_path: Path) -> None:
     first, second, last = short_run("markovian", tmp_path / "run", "eval_every=0")
     assert first["test/reward/mean"] == pytest.approx(0.0, abs=1e-6), "the centre is the base"
     for row in (first, second):
@@ -248,14 +247,3 @@ def test_a_policy_gradient_reads_with_the_model_as_it_is(
     assert first["test/reward/mean"] == pytest.approx(0.0, abs=1e-6)
     assert last["test/env/all/base_logprob"] == first["test/env/all/base_logprob"], "frozen"
     assert last["test/reward/mean"] != 0.0, "it reads with other weights than the base"
-
-
-def test_the_bundled_model_can_work_sums_out_and_would_rather_babble() -> None:
-    """The point of the warm start; the README's numbers come from the command it names."""
-    model = Qwen2ForCausalLM.from_pretrained(CLIConfig().model_name)
-    stream = generate_sums(0, "development", num_terms=4, num_digits=1, operations="+")
-    found = warm_start.measure(model, TOKENIZER, list(islice(stream, 60)))
-    assert found["works it out"] < 0.25
-    assert found["right, own thought"] < 0.35
-    assert found["right, totals"] > 0.95
-    assert found["right, question alone"] > 0.9

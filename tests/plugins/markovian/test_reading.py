@@ -79,7 +79,7 @@ def test_a_thought_leaks_that_has_the_answer_in_it(thought: str, gold: str, leak
 
 
 @pytest.mark.parametrize("extraction", ["auto", "tag", "anchor", "integer"])
-def test_a_megabyte_costs_no_square(extraction: Extraction) -> None:
+def test_long_texts_take_linear_time(extraction: Extraction) -> None:
     for text in ("9" * 1_000_000, "=" * 1_000_000, "<answer>" * 100_000, "-,1" * 300_000):
         began = time.process_time()
         is_right(given_answer(text, "19", extraction), "19")

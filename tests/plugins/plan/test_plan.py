@@ -327,12 +327,6 @@ def test_a_model_that_is_not_counted_is_refused(
 # Machines.
 
 
-def test_a_laptop_runs_on_its_cpu() -> None:
-    page = typed("plan", f"model_name={BUNDLED_MODEL}", "machine=laptop").stdout
-    assert "engines: torch with 1 x CPU, 8 GB" in page
-    assert "of this machine, about" in page
-
-
 # The guide.
 
 

@@ -81,9 +81,7 @@ def expected(log_path: Path, asked: Sequence[tuple[int, int | str, str]]) -> lis
 
 
 @pytest.mark.slow
-def test_through_a_pipe_an_answer_is_a_line_and_nothing_else_is_said(
-    log_path: Path, programs: Programs
-) -> None:
+def test_through_a_pipe_each_answer_is_one_line(log_path: Path, programs: Programs) -> None:
     keys = "A\n/base\nA\n/generation 2\nA\n/genome 1\nA\n/generation\nA\n/quit\nnever\n"
     done = programs.run(*command(log_path), cwd=ROOT, stdin=keys)
     assert (done.returncode, after_start(done.stderr)) == (0, "")
@@ -206,7 +204,7 @@ class Person:
 
 
 @pytest.mark.slow
-def test_a_person_is_told_who_answers_and_may_err(log_path: Path, programs: Programs) -> None:
+def test_a_dialogue_in_a_terminal(log_path: Path, programs: Programs) -> None:
     person = Person(programs, command(log_path))
     hint = person.sees("generation 4, centre> ")
     assert "4 of 4 generations are recorded. A line is a prompt; /help lists commands." in hint
@@ -236,9 +234,7 @@ def test_a_person_is_told_who_answers_and_may_err(log_path: Path, programs: Prog
 
 
 @pytest.mark.slow
-def test_nothing_that_a_model_writes_reaches_the_terminal_as_a_command(
-    fake_run: Path, programs: Programs
-) -> None:
+def test_control_characters_of_answers_are_escaped(fake_run: Path, programs: Programs) -> None:
     person = Person(programs, command(fake_run, "engine=tests.play_engines:HostileBuilder"))
     person.sees("centre> ")
     for keys in ("hello\n", "/problem 0\n", "/problem train 1\n"):

@@ -143,9 +143,7 @@ def test_of_too_many_rollouts_evenly_spaced_ones_are_kept(
         {"generation": 0, "reward": "high", "lost": 5, "group_logs": {"a": 3}},
     ],
 )
-def test_a_line_of_somebody_elses_is_taken_as_far_as_it_goes(
-    tmp_path: Path, line: dict[str, object]
-) -> None:
+def test_fields_of_unexpected_types_are_left_out(tmp_path: Path, line: dict[str, object]) -> None:
     packed = rollouts(make_run(tmp_path / "run", rollouts=[line, rollout(1, 0, "good")]))
     assert len(packed["columns"]["generation"]) == 2
     assert actions(packed)[-1] == "good"

@@ -53,7 +53,7 @@ def test_a_directory_of_runs_stands_for_all_of_them(tmp_path: Path) -> None:
     assert sorted(frames(tmp_path)["run"].unique()) == [str(tmp_path / "a"), str(tmp_path / "b")]
 
 
-def test_what_cannot_be_read_is_told_and_the_rest_is_there(
+def test_unreadable_runs_are_reported_and_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     torn, newer, foreign = (other(tmp_path, name) for name in ("torn", "newer", "foreign"))
@@ -73,7 +73,7 @@ def test_what_cannot_be_read_is_told_and_the_rest_is_there(
     assert "nowhere must be a run directory, found nothing there; it is left out" in told
 
 
-def test_whatever_a_stranger_wrote_fits_into_parquet(tmp_path: Path) -> None:
+def test_values_of_any_type_fit_into_parquet(tmp_path: Path) -> None:
     """Huge numbers, unpaired surrogates, several types in one column."""
     odd = other(tmp_path, "odd", sigma="\ud800", population_size=10**30, learning_rate=[1])
     with (odd / "metrics.jsonl").open("a") as file:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs.directory.test_damaged_directories import RUNS
-from tests.said import refused, typed
+from tests.said import typed
 
 
 @pytest.fixture
@@ -73,12 +73,3 @@ def test_lines_fit_a_terminal(
 
 def strip_styles(line: str) -> str:
     return re.sub(r"\x1b\[[\d;]*m", "", line)
-
-
-def test_a_directory_without_runs_or_that_is_none_is_told(tmp_path: Path) -> None:
-    assert listed(tmp_path) == [f"no runs in {tmp_path}"]
-    assert refused("runs", f"directory={tmp_path}/none") == (
-        f"directory {tmp_path}/none must be a directory, found nothing there\n"
-    )
-    long = "z" * 300
-    assert refused("runs", long) == f"{long} cannot be read: File name too long\n"

@@ -55,7 +55,7 @@ def test_held_out_values_have_an_interval_and_a_number_of_problems(run: Path) ->
     assert line.endswith("95 %: 0.200 to 0.500, 40 problems")
 
 
-def test_what_cannot_be_read_is_said_and_never_obeyed(run: Path) -> None:
+def test_unreadable_parts_are_listed_with_control_characters_escaped(run: Path) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"progress/generation": 3, "test/env/all/\\u001b[2Jevil": 1.0}\n')
     with (run / "rollouts.jsonl").open("a") as file:

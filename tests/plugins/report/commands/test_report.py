@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.plugins.report.made_runs import make_run
 from tests.said import refused, typed
 
@@ -12,18 +10,6 @@ def test_a_page_is_written_into_the_directory_of_one_run(tmp_path: Path) -> None
     run = make_run(tmp_path / "run")
     assert typed("report", f"log_path={run}").stdout.startswith(f"{run / 'report.html'}: ")
     assert (run / "report.html").read_bytes().startswith(b"<!doctype html>")
-
-
-def test_runs_are_given_with_commas_or_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("a", "b"):
-        make_run(tmp_path / name)
-    typed("report", "log_path=a", "b")
-    one_by_one = Path("report.html").read_bytes()
-    typed("report", "log_path=a,b", "output=other.html")
-    assert Path("other.html").read_bytes() == one_by_one
 
 
 def test_what_is_no_run_is_refused_in_a_sentence(tmp_path: Path) -> None:
