@@ -91,17 +91,6 @@ async def test_answers_have_their_reward_above_the_others_as_weight_and_equal_on
     assert sum(each.weight * each.count for each in problem.answers) == pytest.approx(0)
 
 
-@pytest.mark.parametrize("rollouts", [(RIGHT, RIGHT), (LOST, LOST), (RIGHT, LOST)])
-async def test_a_problem_whose_answers_all_earned_the_same_asks_nothing(
-    rollouts: tuple[Trajectory | LostRollout, ...],
-) -> None:
-    engine = FakeEngine()
-    problem = await asked_of(answered(*rollouts))
-    assert problem.answers == ()
-    rewards_G = await scores(engine, [problem], [Genome((Term(1, 0.1),)), Genome(())])
-    assert rewards_G.tolist() == [0.0, 0.0]
-
-
 async def scores(
     engine: Engine, problems: Sequence[AnswersProblem], genomes: Sequence[Genome]
 ) -> np.ndarray:

@@ -2,10 +2,9 @@
 
     JudgedTask(source="questions.jsonl", prompt="{question}", judge=BaseJudge())
 
-The reward of an answer is its win rate in the group (`Comparison`, which an `EnvGroupBuilder` of
-one's own may use). A reward
-function is measured beside it, as `task_reward` and by its own metrics, and counts with
-`task_weight`.
+The reward of an answer is its win rate in the group (`Comparison`, which other `EnvGroupBuilder`s
+may use too). A reward function is measured beside it, as `task_reward` and by its own metrics, and
+counts with `task_weight`.
 """
 
 import dataclasses

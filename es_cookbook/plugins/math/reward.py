@@ -8,7 +8,7 @@ whole or not at all (`stated`), where it is a formula that it reads as it is mea
 equal texts are equal, numbers are compared by `es_cookbook.rl.rewards.numbers`, and words as words.
 
 Two more traps decide how it is called. It times itself by `signal.alarm`, which only a process's
-main thread may have, so an Env would fail; and some expressions take sympy for ever in one
+main thread may have, so an Env would fail; and some expressions keep sympy busy forever in one
 operation that no alarm interrupts (a tower of powers). So it is imported and called in a worker
 process, its own alarms off, and the process is killed after `timeout` seconds.
 
@@ -366,7 +366,7 @@ def _values(gold: str, answer: str, same: _Same) -> tuple[str, str] | None:
 
 
 def equal_to_any(golds: list[str], answers: list[str], imported: object) -> float:
-    """1 or 0, by math-verify without its own alarms; may take for ever.
+    """1 or 0, by math-verify without its own alarms; may not terminate.
 
     Args:
         golds: accepted answers.

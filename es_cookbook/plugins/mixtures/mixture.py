@@ -129,7 +129,7 @@ class Mixture(RLDatasetBuilder):
         default=None, doc="leaves out what all or none solve: dataset.filter.generations=..."
     )
     replay: Replay | None = chz.field(
-        default=None, doc="brings problems back: dataset.replay.fraction=..."
+        default=None, doc="replays earlier problems: dataset.replay.fraction=..."
     )
     solved_metric: str = chz.field(
         default="correct", doc="Env metric that says whether a rollout solved its problem"

@@ -9,7 +9,7 @@ The agent is a policy, in place of a harness. `_Agent` and `_Interaction` have t
 that the library's environments call. A turn is the loop of the library's `null` harness: the model
 answers; while it calls tools, these run and it answers again. Stop conditions, limits, the message
 graph and scoring are the library's own objects, used in the order in which its server of model
-calls uses them. Only the model call itself is replaced, by tokens of ours: a chat's tokens are what
+calls uses them. Only the model call itself is replaced by our own tokens: a chat's tokens are what
 was shown and what was sampled, never tokenized again.
 
 Left out: retries, deadlines of stages, and concurrent turns of one chat.

@@ -3,7 +3,7 @@
 In that library a package exports a `Taskset`, which loads `Task`s (data, and methods that score a
 `Trace`), and perhaps an `Env`, which says how a task is played in several turns. The library runs
 an agent's program in a *runtime*, a subprocess or a container that reaches the model over HTTP.
-Here there is none: the agent is a policy of ours, in this process, and its program is the plain
+Here there is none: the agent is a policy in this process, and its program is the plain
 loop of the library's `null` harness. Scores of messages alone are the same as there.
 What needs a runtime is refused by name; the library skips such rewards without a word.
 

@@ -43,10 +43,10 @@ class CountdownMixture(Mixture):
         default_factory=Curriculum, doc="shares by recent performance; None for fixed ones"
     )
     filter: Filter | None = chz.field(
-        default_factory=Filter, doc="leaves out what all or none solve; None for nothing"
+        default_factory=Filter, doc="leaves out problems that all or none solve; None: keeps all"
     )
     replay: Replay | None = chz.field(
-        default_factory=Replay, doc="brings problems back; None for none"
+        default_factory=Replay, doc="replays earlier problems; None: no replay"
     )
 
     @property

@@ -105,7 +105,7 @@ def parse_board(text: str) -> Board:
     Piece(name='A', start=3, length=2, is_horizontal=True)
 
     Raises:
-        ValueError: It is no board; a clause that says why.
+        ValueError: It is not a board; the message is a clause that says why.
     """
     cells = "".join(text.split())
     size = round(len(cells) ** 0.5)

@@ -110,7 +110,7 @@ def random_board(rng: random.Random, size: int, walls: int) -> Board:
         length = 3 if rng.random() < 0.3 else 2
         line, start = rng.randrange(size), rng.randrange(size - length + 1)
         is_horizontal = rng.random() < 0.5
-        if is_horizontal and line == row:  # beside the target: in its way for ever, or of no use
+        if is_horizontal and line == row:  # beside the target: always in its way, or of no use
             continue
         first, stride = (line * size + start, 1) if is_horizontal else (start * size + line, size)
         places = [first + i * stride for i in range(length)]

@@ -148,8 +148,8 @@ def _parsed(text: str) -> _Source:
     name, start, stop = text, 0, None
     if not text or "://" in text:
         raise DataError(
-            f"{text or 'an empty name'}: is no data file or directory, and no set of the Hub; "
-            "download what stands at an address, and give the file"
+            f"{text or 'an empty name'}: not a data file, a directory or a Hub data set; download "
+            "what an address points to, and give the file"
         )
     if (cut := _SLICE.search(text)) and not Path(text).exists():
         name, start, stop = text[: cut.start()], int(cut[1] or 0), int(cut[2]) if cut[2] else None

@@ -12,6 +12,7 @@ from es_cookbook.plugins.play import play
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.chat_templates import CHATML, tokenizer_with
+from tests.tiny_run import write_tiny_model
 
 pytestmark = pytest.mark.xdist_group("verifiers")
 
@@ -27,22 +28,8 @@ SMALL = (
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a tiny model that knows chats."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     tokenizer = tokenizer_with(CHATML)
-    shape = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=512,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        Qwen2ForCausalLM(shape).save_pretrained(tmp_path / "model")
+    write_tiny_model(tmp_path / "model", vocab_size=len(tokenizer), context=512)
     tokenizer.save_pretrained(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.common.cli import run_cli
-from es_cookbook.recipes.countdown import train_cli
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.recipe_problems import parsed
@@ -57,18 +55,6 @@ TINY = (
     "dataset.problems_per_generation=2",
     "trackers=JsonlTrackerBuilder",
 )
-
-
-def test_a_prompt_that_does_not_fit_is_refused_before_the_first_generation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log_path = tmp_path / "run"
-    with pytest.raises(SystemExit):
-        options = (*TINY, f"log_path={log_path}", "engine.max_model_len=5")
-        run_cli(train_cli.main, CLIConfig, options)
-    said = capsys.readouterr().err
-    assert "context of 5 tokens" in said.splitlines()[-1] and "Traceback" not in said
-    assert not log_path.exists()
 
 
 @pytest.mark.slow

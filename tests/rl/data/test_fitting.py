@@ -9,13 +9,13 @@ import pytest
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.plugins.objectives.length import Length
 from es_cookbook.plugins.objectives.weighted_sum import WeightedSum
-from es_cookbook.population.results import problem_names
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.format import Format
 from es_cookbook.rl.types import Datasets
 from tests.chat_templates import CHATML, tokenizer_with
 from tests.recipe_problems import write_rows
+from tests.rl.data.test_row_dataset import lines
 
 pytestmark = pytest.mark.anyio
 TOKENIZER = tokenizer_with(CHATML)
@@ -33,15 +33,6 @@ def rows(count: int) -> list[dict[str, object]]:
 def task(path: str, **fields: Any) -> Task:
     given: dict[str, Any] = {"reward": score, "problems_per_generation": 1} | fields
     return Task(source=path, **given)
-
-
-def lines(datasets: Datasets) -> tuple[list[int], list[int]]:
-    """On which lines of the file the training and the held-out rows stand."""
-    assert isinstance(datasets.train, ProblemDataset)
-    train, test = map(problem_names, (datasets.train.builders, datasets.test_P))
-    return [int(name.rpartition(" ")[2]) for name in train], [
-        int(name.rpartition(" ")[2]) for name in test
-    ]
 
 
 def asked(datasets: Datasets) -> list[str]:

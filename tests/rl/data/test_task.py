@@ -80,10 +80,8 @@ async def test_a_chat_is_asked_up_to_its_last_question(tmp_path: Path) -> None:
     task = Task(source=path, reward=Number(), **settings)
     (first, *_) = problems(await task(tokenizer))
     assert first.gold == "7", "the answer at the end"
-    both = [
-        *problems(await task(tokenizer)),
-        *problems(await Task(source=bare, reward=exact, **settings)(tokenizer)),
-    ]
+    unanswered = Task(source=bare, reward=exact, **settings)
+    both = [*problems(await task(tokenizer)), *problems(await unanswered(tokenizer))]
     asked = {
         str(tokenizer.decode(list(builder.make_env().observation.tokens_T)))  # pyright: ignore
         for builder in both
