@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[3]
         ("optimizer=cma", 1, "add search_space=singular_values search_space.start=... (the"),
         ("optimizer=qes", 1, "add search_space=quant_codes, with a GPTQ or compressed-tensors"),
         ("objective=pass_at_k", 1, "objective.k=4 needs attempts=4 or more at each problem"),
-        ("targets=q_proj", 2, "unknown option 'targets'; --help all lists all\n"),
+        ("targets=q_proj", 2, "unknown option 'targets'; did you mean"),
         ("dataset.num_train=x", 2, "dataset.num_train=x: it must be int"),
     ],
 )
