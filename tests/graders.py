@@ -1,4 +1,4 @@
-"""Functions for worker processes, most of them up to no good."""
+"""Functions for worker processes, most of which misbehave."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""A clock runs while an Env has control, stands still while it waits, and stops what is overdue."""
+"""Clocks of rollouts, time-outs, and the warning about blocked event loops."""
 
 import time
 
@@ -14,7 +14,7 @@ from tests.fakes import Word
 pytestmark = pytest.mark.anyio
 
 
-async def test_what_keeps_control_too_long_is_cancelled_and_says_where() -> None:
+async def test_overdue_code_is_cancelled_with_its_traceback() -> None:
     watch = Watch(0.05)
     clock = Clock(watch)
     with watch, clock.running():
@@ -35,7 +35,7 @@ async def test_waiting_for_the_engine_does_not_count() -> None:
     assert watch.seconds < 0.4
 
 
-async def test_clocks_stand_still_while_another_holds_the_event_loop() -> None:
+async def test_clocks_stop_while_the_event_loop_is_blocked() -> None:
     watch = Watch(0.3)
     clock = Clock(watch)
 
@@ -73,7 +73,7 @@ async def test_a_warning_names_the_method_that_blocks_once(
     assert "es_cookbook.rl.grading.workers.in_worker" in message
 
 
-async def test_a_turn_that_takes_too_long_is_cancelled_though_the_rollout_has_time() -> None:
+async def test_turn_timeout_cancels_a_long_turn() -> None:
     watch = Watch(60, turn_timeout=0.1)
     clock = Clock(watch)
     with watch, clock.running():

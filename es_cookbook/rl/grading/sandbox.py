@@ -128,7 +128,7 @@ def check_sandbox() -> None:
     Raises:
         SandboxError: What is missing, and how to get it.
     """
-    with _descriptors("", filter_program()) as (code, seccomp, _, status):
+    with in_memory() as code, in_memory(filter_program()) as seccomp, in_memory() as status:
         command = _command(Limits(), code, seccomp, status)
         check_started(*ran(command, {}, (code, seccomp, status)))
 
@@ -145,7 +145,7 @@ def check_started(exit_code: int, output: str) -> None:
 
 async def _run(code: str, stdin: str, limits: Limits) -> Ran:
     began = time.monotonic()
-    is_too_long, said = False, dict[str, int]()
+    is_too_long = False
     running = anyio.CancelScope()
 
     def hear(piece: bytes, into: bytearray) -> bool:
@@ -157,7 +157,11 @@ async def _run(code: str, stdin: str, limits: Limits) -> Ran:
         return True
 
     out, err = bytearray(), bytearray()
-    with _descriptors(code, filter_program()) as (code_fd, seccomp, reading, status):
+    with (
+        in_memory(code.encode(errors="replace")) as code_fd,
+        in_memory(filter_program()) as seccomp,
+        in_memory() as status,
+    ):
         process = await Process.start(
             _command(limits, code_fd, seccomp, status),
             {},  # bubblewrap's own too: what is in its memory is inside the sandbox.
@@ -173,7 +177,8 @@ async def _run(code: str, stdin: str, limits: Limits) -> Ran:
                 await process.wait()
         finally:
             with anyio.CancelScope(shield=True):
-                said = await _end(process, reading)
+                await _end(process, status)
+        said = _status(status)
     exited = not (is_too_long or running.cancelled_caught)
     if exited and "exit-code" not in said:
         raise SandboxError(f"the sandbox did not start: bubblewrap {process.how()}")
@@ -187,20 +192,7 @@ async def _run(code: str, stdin: str, limits: Limits) -> Ran:
 
 
 @contextmanager
-def _descriptors(code: str, seccomp: bytes) -> Generator[tuple[int, int, int, int]]:
-    """The code, the filter, and both ends of bubblewrap's status."""
-    with in_memory(code.encode(errors="replace")) as code_fd, in_memory(seccomp) as seccomp_fd:
-        reading, status = os.pipe()
-        try:
-            os.set_blocking(reading, False)
-            yield code_fd, seccomp_fd, reading, status
-        finally:
-            os.close(reading)
-            os.close(status)
-
-
-@contextmanager
-def in_memory(content: bytes) -> Generator[int]:
+def in_memory(content: bytes = b"") -> Generator[int]:
     """A file without a name, which a child may inherit."""
     descriptor = os.memfd_create("es_cookbook")
     with open(descriptor, "wb") as file:
@@ -300,31 +292,22 @@ def sys_python() -> str:
     )
 
 
-async def _end(process: Process, status: int) -> dict[str, int]:
-    """Kill all processes, wait until they have ended, and return bubblewrap's status."""
-    heard = _heard(status)
+async def _end(process: Process, status: int) -> None:
+    """Kill all processes, and wait until they have ended."""
     # The first process inside, and all with it, for which bubblewrap waits before it ends.
-    first = _status(heard).get("child-pid")
+    first = _status(status).get("child-pid")
     if process.exit_code is None and first is not None:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(first, signal.SIGKILL)
         with anyio.move_on_after(_SECONDS_TO_END):
             await process.wait()
     await process.end()
-    return _status(heard + _heard(status))
 
 
-def _heard(descriptor: int) -> bytes:
-    """Bytes that bubblewrap has written since the last call."""
-    with suppress(BlockingIOError):
-        return os.read(descriptor, 65536)
-    return b""
-
-
-def _status(heard: bytes) -> dict[str, int]:
-    """Parsed status: `child-pid`, the first process inside; at the end `exit-code`."""
+def _status(descriptor: int) -> dict[str, int]:
+    """Bubblewrap's status: `child-pid`, the first process inside; at the end `exit-code`."""
     said: dict[str, int] = {}
-    for line in heard.split(b"\n"):
+    for line in os.pread(descriptor, 65536, 0).split(b"\n"):
         with suppress(ValueError):  # It is still writing the last one.
             said |= cast(dict[str, int], json.loads(line))
     return said

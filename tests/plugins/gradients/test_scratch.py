@@ -29,7 +29,7 @@ def started(tmp_path: Path) -> tuple["subprocess.Popen[str]", Path]:
     return process, Path(process.stdout.readline().strip())
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_and_what_is_in_use_stays(
+def test_folders_of_killed_processes_are_removed_and_those_in_use_stay(
     tmp_path: Path,
 ) -> None:
     others = tmp_path / "es_cookbook-notes"

@@ -179,7 +179,7 @@ print(json.dumps({"answer": ask("How much is " + json.load(sys.stdin)["question"
     assert only(groups).transitions[-1].logs["answer"] == "4"
 
 
-async def test_a_program_draws_as_it_asks_and_else_as_the_run(tmp_path: Path) -> None:
+async def test_sampling_parameters_of_a_request_override_the_run_s(tmp_path: Path) -> None:
     code = """
 ask("a"), ask("b", temperature=0.5, seed=11, max_tokens=7), ask("c", n=2, seed=20, top_p=0.5)
 print('{"reward": 1}')
@@ -275,14 +275,14 @@ class Slow(Talker):
             raise
 
 
-async def test_what_a_program_asked_ends_in_the_engine_when_it_fails(tmp_path: Path) -> None:
+async def test_requests_of_a_failed_program_are_cancelled_in_the_engine(tmp_path: Path) -> None:
     code = "Thread(target=ask, args=('a',)).start(); time.sleep(0.5); os._exit(3)"
     groups, engine = await run([deed(tmp_path, "alone", code)], genomes=GENOMES[:2], kind=Slow)
     assert "ended with exit code 3" in reason(groups)
     assert isinstance(engine, Slow) and engine.num_cancelled == 2
 
 
-async def test_answers_that_nobody_waits_for_are_counted(tmp_path: Path) -> None:
+async def test_requests_whose_answer_is_not_read_are_counted(tmp_path: Path) -> None:
     made = deed(tmp_path, "alone", "for n in range(30): unread(str(n)).close()\ntime.sleep(60)")
     groups, engine = await run([made], genomes=GENOMES[:1], rollout_timeout=50)
     found = groups[0].trajectories_G_K[0][0]
@@ -306,7 +306,7 @@ async def test_answers_that_nobody_waits_for_are_counted(tmp_path: Path) -> None
         ("time.sleep(60)", "(rollout_timeout)"),
     ],
 )
-async def test_what_goes_wrong_loses_the_rollout_and_says_why(
+async def test_a_failed_program_loses_its_rollout_with_the_reason(
     tmp_path: Path, code: str, said: str
 ) -> None:
     seconds = 1.5 if "sleep" in code else 30
@@ -351,7 +351,7 @@ def _of_rollouts() -> list[psutil.Process]:
     return found
 
 
-async def test_no_process_is_left_whatever_a_program_does(tmp_path: Path) -> None:
+async def test_children_of_a_program_are_killed(tmp_path: Path) -> None:
     forks = """
 import signal, subprocess
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -369,28 +369,7 @@ print('{"reward": 1}')
     assert time.monotonic() - began < 30
 
 
-async def test_a_key_opens_its_own_rollout_and_nothing_after_it(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    first = f"""
-ask("a")
-open({str(keys)!r}, "w").write(os.environ["OPENAI_API_KEY"])
-print('{{"reward": 1}}')
-"""
-    later = f"""
-found = ask("b", key=open({str(keys)!r}).read())
-wrong = ask("b", key="nonsense")
-assert found["code"] == wrong["code"] == "invalid_api_key", found
-ask("c")
-print('{{"reward": 2}}')
-"""
-    groups, _ = await run([problem(tmp_path, first)], genomes=GENOMES[:1])
-    assert only(groups).reward == 1
-    groups, _ = await run([problem(tmp_path, later)], genomes=GENOMES[:1])
-    assert only(groups).reward == 2
-    assert [step.action.text for step in only(groups).transitions] == ["0:c"]
-
-
-async def test_what_a_program_leaves_behind_has_no_key(tmp_path: Path) -> None:
+async def test_the_key_of_a_program_expires_when_it_exits(tmp_path: Path) -> None:
     """The process that it leaves holds its output open, which is waited for.
 
     It may get an answer until the run learns that the program has exited.
@@ -528,7 +507,7 @@ MISDEEDS = {
         pytest.param("worker", True, marks=needs_sandbox),
     ],
 )
-async def test_misdeeds_of_all_kinds_cost_their_own_rollouts(
+async def test_misdeeds_lose_only_their_own_rollouts(
     tmp_path: Path, way: str, *, enclosed: bool
 ) -> None:
     settings = {"at_once": 24, "sandbox": (tmp_path,) if enclosed else ()}

@@ -104,7 +104,7 @@ def played(folder: Path, url: str, seeds: Sequence[int] = (14,)) -> list[Program
     return [problem(folder, "", {"seed": s}, words=command, rows_at_once=16) for s in seeds]
 
 
-async def test_an_answer_is_the_action_where_that_is_one_text(
+async def test_the_answer_is_the_action_if_the_action_is_one_text_field(
     tmp_path: Path, urls: dict[str, str]
 ) -> None:
     def say(genome: int, shown: str) -> str:
@@ -119,7 +119,7 @@ async def test_an_answer_is_the_action_where_that_is_one_text(
     assert only(groups).transitions[-1].metrics["turns"] == 4
 
 
-async def test_any_other_action_is_a_tool_and_a_wrong_one_is_told(
+async def test_other_actions_are_tool_calls_and_errors_are_returned(
     tmp_path: Path, urls: dict[str, str]
 ) -> None:
     def say(genome: int, shown: str) -> str:

@@ -1,4 +1,4 @@
-"""The result of a program, whatever it writes."""
+"""Results of programs: parsing, limits and errors."""
 
 import json
 import tracemalloc
@@ -16,7 +16,7 @@ ROW = Row("rows.jsonl, line 1", {"answer": 3})
 
 @pytest.mark.parametrize("end", LINE_ENDS)
 @pytest.mark.parametrize("is_ascii", [True, False])
-def test_a_result_is_one_line_whatever_its_answer_holds(end: str, is_ascii: bool) -> None:
+def test_unusual_line_separators_do_not_end_a_result(end: str, is_ascii: bool) -> None:
     result = {"answer": f"first{end}second", f"a{end}b": [end]}
     line = json.dumps(result, ensure_ascii=is_ascii)
     assert read_result(f"working\n{line}\r\n".encode()) == result
@@ -30,14 +30,14 @@ def test_a_result_is_one_line_whatever_its_answer_holds(end: str, is_ascii: bool
         '{"a": 1}\n\nworking\n  {"a": 1}',
     ],
 )
-def test_two_objects_are_two_results(written: str) -> None:
+def test_two_results_are_refused(written: str) -> None:
     with pytest.raises(EnvError, match="printed more than one result"):
         read_result(written.encode())
 
 
 @pytest.mark.parametrize("before", ["", "\r", "99 %\r", "1 %\r2 %\r\r", "{1}\r", "é\r \t"])
 @pytest.mark.parametrize("after", ["", "\n", "\r", "\r\n", " \rdone\n"])
-def test_a_carriage_return_ends_a_line_as_of_a_progress_bar(before: str, after: str) -> None:
+def test_a_carriage_return_ends_a_line(before: str, after: str) -> None:
     written = f'{before}{{"reward": 1}}{after}'
     assert read_result(written.encode()) == {"reward": 1}
 
@@ -46,23 +46,16 @@ def test_a_carriage_return_ends_a_line_as_of_a_progress_bar(before: str, after: 
     "written",
     ['{"reward": 1} at last', '{"reward": 1}{', '[{"reward": 1}]', "1", "", '{"a": ' * 999],
 )
-def test_what_is_no_object_on_a_line_of_its_own_is_no_result(written: str) -> None:
+def test_other_lines_are_not_results(written: str) -> None:
     with pytest.raises(EnvError, match="printed no result"):
         read_result(written.encode())
 
 
 FLOODS = {
     "lists": ('{"reward": 1, "a": [' + "[]," * MOST_BYTES)[: MOST_BYTES - 4] + "0]}",
-    "numbers": ('{"reward": 1, "a": [' + "1," * MOST_BYTES)[: MOST_BYTES - 4] + "0]}",
-    "objects": ('{"a":0}' * MOST_BYTES)[:MOST_BYTES],
     "lines of objects": ("{}\n" * MOST_BYTES)[:MOST_BYTES],
     "lines of nearly objects": ("{\n" * MOST_BYTES)[:MOST_BYTES],
-    "empty lines": "\n" * MOST_BYTES,
-    "lines of numbers": ("1\n" * MOST_BYTES)[:MOST_BYTES],
-    "carriage returns": "\r" * MOST_BYTES,
     "nearly objects after carriage returns": ("\r{" * MOST_BYTES)[:MOST_BYTES],
-    "blanks": " " * MOST_BYTES,
-    "nested": '{"a":' * (MOST_BYTES // 5),
     "nested lists": ('{"a":' + "[" * MOST_BYTES)[:MOST_BYTES],
 }
 
@@ -101,7 +94,7 @@ NAMES = "a result may have 100 metrics, with names of 100 characters"
     ],
     ids=lambda text: text[:40],
 )
-async def test_what_cannot_be_scored_or_reported_is_refused(written: str, said: str) -> None:
+async def test_invalid_rewards_and_metrics_are_refused(written: str, said: str) -> None:
     with pytest.raises(EnvError, match=said) as refused:
         await graded_result(None, read_result(written.encode()), ROW)
     assert len(str(refused.value)) < 3000

@@ -130,7 +130,7 @@ def wait_until(until: Callable[[], bool], seconds: float = 60) -> None:
         ),
     ],
 )
-def test_what_cannot_be_run_is_refused(
+def test_invalid_programs_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -142,7 +142,7 @@ def test_what_cannot_be_run_is_refused(
     assert said in refused("train", *words, ROWS, f"model_name={BUNDLED_MODEL}")
 
 
-def test_the_word_for_a_program_is_another_with_another_sandbox() -> None:
+def test_trust_in_a_program_depends_on_its_sandbox() -> None:
     fields: dict[str, Any] = {"source": "rows.jsonl", "program": "sh agent.sh"}
     inside, outside, wider = (
         {each.word for each in reached(ProgramRows(**fields, sandbox=sandbox))}
@@ -151,7 +151,7 @@ def test_the_word_for_a_program_is_another_with_another_sandbox() -> None:
     assert not inside & outside and not inside & wider and not outside & wider
 
 
-def test_a_program_of_somebody_elses_run_has_to_be_trusted(
+def test_the_program_of_a_recorded_run_needs_trust(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

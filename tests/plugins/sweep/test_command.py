@@ -27,7 +27,7 @@ def configs(*options: str) -> list[Config]:
     return made
 
 
-def test_options_that_are_listed_are_varied_and_all_others_hold_for_every_run() -> None:
+def test_listed_options_vary_and_others_apply_to_every_run() -> None:
     made = configs(
         "values.optimizer.sigma=0.5,0.25",
         "values.optimizer=es,momentum",
@@ -44,7 +44,7 @@ def test_options_that_are_listed_are_varied_and_all_others_hold_for_every_run() 
     assert {config.num_generations for config in made} == {3}
 
 
-def test_lists_and_ranges_are_read_as_they_are_typed() -> None:
+def test_lists_and_ranges_are_parsed() -> None:
     space, others = searched(
         {
             "values.objective.weights": "1,0.2;1,0.5",

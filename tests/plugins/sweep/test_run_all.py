@@ -1,4 +1,4 @@
-"""Many runs: each once, to its end, however often the sweep is interrupted and given again."""
+"""`run_all`, and checks that runs are complete and comparable."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def engines_made_by(configs: list[Config]) -> int:
     return len(FakeEngineBuilder.made) - before
 
 
-def test_what_is_complete_is_not_run_again_and_what_is_not_goes_on(
+def test_complete_runs_are_skipped_and_others_continue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unbroken = short(tmp_path / "unbroken", seed=1)
@@ -64,7 +64,7 @@ def test_a_run_without_its_last_measurement_is_not_complete(tmp_path: Path) -> N
     assert len(metrics.read_bytes().splitlines()) == len(whole.splitlines())
 
 
-def test_another_run_in_its_place_is_refused_and_not_taken_for_it(tmp_path: Path) -> None:
+def test_another_run_in_its_directory_is_refused(tmp_path: Path) -> None:
     config = short(tmp_path / "run")
     run(config)
     other = chz.replace(config, optimizer=ES(population_size=4, sigma=0.2, learning_rate=0.05))
@@ -80,7 +80,7 @@ def test_runs_that_would_share_a_directory_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_compared_runs_make_the_same_number_of_rollouts_however_they_divide_them() -> None:
+def test_compared_runs_must_make_the_same_number_of_rollouts() -> None:
     few = CLIConfig(
         optimizer=ES(population_size=4), dataset=CountdownDatasetBuilder(problems_per_generation=8)
     )

@@ -71,9 +71,7 @@ def test_checks_see_all_values_and_both_ends() -> None:
         ({"long": "a" * 500}, {"long": "a" * 501}),
     ],
 )
-def test_what_does_not_fit_into_a_name_is_told_apart(
-    one: dict[str, str], other: dict[str, str]
-) -> None:
+def test_shortened_names_stay_unique(one: dict[str, str], other: dict[str, str]) -> None:
     names = [Trial(0, options).name for options in (one, other)]
     assert names[0] != names[1]
     assert all("/" not in name and len(name) < 140 for name in names)

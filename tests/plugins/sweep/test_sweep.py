@@ -1,4 +1,4 @@
-"""Sweeps: every run once and to its end, on workers that are never idle, whatever happens."""
+"""Sweeps on several workers: interruptions, failures and continuation."""
 
 import contextlib
 import functools
@@ -54,7 +54,7 @@ def settings(tmp_path: Path, **fields: object) -> SweepSettings:
 
 
 @QUICK
-def test_every_trial_is_run_under_every_seed_and_nothing_twice(
+def test_every_trial_runs_once_under_every_seed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     how, space = settings(tmp_path, seeds=(0, 3), workers=2), {"sigma": Values((0.2,))}
@@ -158,7 +158,7 @@ def test_an_interrupted_sweep_leaves_nothing_running_and_goes_on(tmp_path: Path)
 
 @QUICK
 @pytest.mark.slow
-def test_a_run_that_fails_is_told_in_the_end_and_the_others_are_made(tmp_path: Path) -> None:
+def test_a_failed_run_is_reported_and_others_complete(tmp_path: Path) -> None:
     def without_model(options: Mapping[str, Value]) -> Config:
         config = make(options)
         return (
@@ -174,7 +174,7 @@ def test_a_run_that_fails_is_told_in_the_end_and_the_others_are_made(tmp_path: P
 
 @QUICK
 @pytest.mark.slow
-def test_optuna_goes_on_with_what_it_knows(tmp_path: Path) -> None:
+def test_optuna_continues_with_recorded_trials(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     space = {"sigma": Range(0.01, 1.0, log=True)}
     how = settings(tmp_path, sampler="optuna", trials=2, metric="optimizer/sigma", workers=2)

@@ -62,14 +62,14 @@ async def output(code: str, limits: Limits | None = None, stdin: str = "") -> li
 
 
 @needs_sandbox
-async def test_a_program_runs_with_its_stdin_and_comes_back_with_what_it_wrote() -> None:
+async def test_a_program_reads_stdin_and_its_output_is_returned() -> None:
     ran = await run_code("import sys\nprint(int(input()) + 1)\nsys.exit('ü')", "41\n")
     assert (ran.ended, ran.exit_code, ran.stdout, ran.stderr) == ("exit", 1, "42\n", "ü\n")
     assert 0 < ran.seconds < 5
 
 
 @needs_sandbox
-async def test_no_more_run_at_a_time_than_there_are_cores_and_waiting_is_nobodys_time(
+async def test_concurrency_is_limited_to_the_cores_and_waiting_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -137,7 +137,7 @@ for folder, folders, files in os.walk("/"):
 
 
 @needs_sandbox
-async def test_it_sees_the_programs_of_the_system_and_nothing_else(
+async def test_only_usr_is_visible_and_no_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "secret").write_text("secret")
@@ -176,7 +176,7 @@ print("keyctl", os.strerror(ctypes.get_errno()))
 
 @needs_sandbox
 @pytest.mark.parametrize("pid", ["1", "2", "outside"])
-async def test_it_looks_into_no_process_by_ptrace_or_otherwise(pid: str) -> None:
+async def test_processes_cannot_be_inspected(pid: str) -> None:
     denied = os.strerror(1)
     found = await output(READS_MEMORY, stdin=str(os.getpid()) if pid == "outside" else pid)
     assert found == [f"vm {denied}", f"ptrace {denied}", f"keyctl {denied}"]
@@ -219,7 +219,7 @@ except OSError as error: print("no names")
 
 
 @needs_sandbox
-async def test_ten_gigabytes_of_memory_are_refused_however_they_are_asked_for() -> None:
+async def test_memory_is_limited_in_every_way_of_allocating_it() -> None:
     code = """
 import ctypes, mmap, os
 def attempt(name, function):
@@ -284,7 +284,7 @@ print(libc.mount(b"none", b"/tmp", b"tmpfs", 0, None), libc.chroot(b"/tmp"))
 
 
 @needs_sandbox
-async def test_children_do_not_survive_however_they_leave_their_parent() -> None:
+async def test_daemonised_children_are_killed() -> None:
     mark = new_mark()
     code = f"""{mark_oneself(mark)}
 import signal
@@ -307,7 +307,7 @@ print("parent", flush=True)
 
 
 @needs_sandbox
-async def test_cancelled_at_any_moment_of_its_start_it_leaves_no_process() -> None:
+async def test_cancelling_during_the_start_leaves_no_process() -> None:
     size = 16 * MIB + secrets.randbelow(MIB)
 
     def sandboxes() -> list[int]:
@@ -364,7 +364,7 @@ async def test_without_bubblewrap_nothing_runs_and_a_sentence_says_what_to_insta
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_no_jump_of_the_filter_leads_out_of_it(machine: str) -> None:
+def test_jumps_of_the_filter_stay_inside_it(machine: str) -> None:
     program = filter_program(machine)
     steps = [program[i : i + 8] for i in range(0, len(program), 8)]
     assert len(program) % 8 == 0

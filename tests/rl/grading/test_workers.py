@@ -53,7 +53,9 @@ async def test_a_call_returns_its_result_and_its_worker_is_used_again() -> None:
 
 
 @pytest.mark.parametrize("function", [graders.loop_for_ever, graders.explode])
-async def test_past_its_deadline_it_is_killed_and_replaced(function: Callable[[], None]) -> None:
+async def test_a_worker_is_killed_at_its_time_out_and_replaced(
+    function: Callable[[], None],
+) -> None:
     pid = await in_worker(graders.worker, timeout=10)
     with pytest.raises(WorkerTimeoutError) as caught:
         await in_worker(function, timeout=0.2)
