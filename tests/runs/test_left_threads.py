@@ -22,8 +22,10 @@ GIVEN = ("size=none", "optimizer.sigma=0.1", "optimizer.learning_rate=0.1")
 def test_ctrl_c_waits_for_no_thread(
     options: tuple[str, ...], says: str, programs: Programs, tmp_path: Path
 ) -> None:
-    errors, run, rows = tmp_path / "errors.txt", tmp_path / "run", tmp_path / "rows.jsonl"
+    errors, run = tmp_path / "errors.txt", tmp_path / "run"
+    rows, held_out = tmp_path / "rows.jsonl", tmp_path / "held_out.jsonl"
     rows.write_text('{"question": "1 + 1 =", "answer": "2"}\n' * 20)
+    held_out.write_text('{"question": "1 + 2 =", "answer": "3"}\n')
     model = write_tiny_model(tmp_path / "model")
     pid = programs.start(
         [
@@ -31,7 +33,7 @@ def test_ctrl_c_waits_for_no_thread(
             *(
                 "reward=exact",
                 "batch=4",
-                "dataset.num_test=4",
+                f"test_data={held_out}",
                 f"log_path={run}",
                 f"model_name={model}",
                 *options,
@@ -42,7 +44,7 @@ def test_ctrl_c_waits_for_no_thread(
     )
     began = time.monotonic()
     while "it takes long" not in (errors.read_text() if errors.exists() else ""):
-        assert time.monotonic() - began < 200, errors.read_text()
+        assert time.monotonic() - began < 60, errors.read_text()
         time.sleep(0.02)
     time.sleep(0.2)
     os.kill(pid, signal.SIGINT)
