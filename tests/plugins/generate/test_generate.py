@@ -14,10 +14,9 @@ from es_cookbook.common.errors import ConfigError, DataError, ServerError
 from es_cookbook.plugins.generate.asking import KEY, GenerateConfig
 from es_cookbook.plugins.generate.generate import HOPELESS, PARTS, main
 from es_cookbook.plugins.judges.chat import LONGEST_WAIT
-from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from es_cookbook.rl.data.sources import load_rows
 from tests.chat_server import CUT, ChatServer, Reply, chat_server, completion
-from tests.said import refused, typed
+from tests.said import refused
 
 ROWS = [{"question": f"{i}+1=", "answer": str(i + 1)} for i in range(6)]
 
@@ -298,15 +297,8 @@ def test_a_mistake_is_told_in_a_sentence(option: str, said: str) -> None:
 
 
 def test_the_rows_are_data_to_train_on() -> None:
-    write([{"question": "1+2=?", "answer": "(1+2)"}, {"question": "3+4=?", "answer": "(3+4)"}])
-    with chat_server(lambda _: "(1+2)") as server:
+    with chat_server(right) as server:
         generate(server)
-    for row in load_rows("out.jsonl"):
-        assert row.text("prompt") and row.text("completion"), "what sft reads"
-    options = [
-        *(f"model_name={BUNDLED_MODEL}", "data=out.jsonl", "reward=exact", "log_path=run"),
-        *("num_generations=1", "optimizer.population_size=2", "sampling.max_tokens=2"),
-        *("prompt={prompt}", "batch=2", "dataset.num_test=0"),
-    ]
-    typed("train", *options)
-    assert Path("run", "metrics.jsonl").exists()
+    rows = list(load_rows("out.jsonl"))
+    assert len(rows) == len(ROWS)
+    assert all(row.text("prompt") and row.text("completion") for row in rows), "what sft reads"
