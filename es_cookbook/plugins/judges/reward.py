@@ -176,31 +176,33 @@ def filled_message(template: str, answers: Mapping[str, str], row: Fields) -> st
 
 
 _WORDS = (
-    r"(?:so|my|the|an?|i|i'd|its?|this|that|is|of|overall|final|total|answer|score|rating|rate|mark"
+    r"(?:no|so|my|the|an?|i|i'd|its?|this|that|is|of|overall|final|total|answer|score|rating|rate|mark"
     r"|grade|give|award|deserves|gets|as|points?|stars?)"
 )
 _MARK = re.compile(
     rf"\W*(?:{_WORDS}\W+)*(?<![-\w])(-?\d{{1,6}}(?:\.\d{{1,3}}|,\d{{1,2}})?)(?: ?{_WORDS})?"
-    r"(?: ?(?:/|out of) ?(\d{1,6}))?[^\w%]*",
+    r"(?: ?(?:/|\(?(?:out )?of(?: at most)?|on (?:a|the) scale (?:of|from)(?: [01] ?(?:to|-|–))?)"
+    r" ?(\d{1,6}))?[^\w%]*",
     re.IGNORECASE,
 )
 
 
 def mark_in(said: str, best: float) -> float:
-    r"""The one mark that a judge's reply gives, outside of thoughts.
+    """The one mark that a judge's reply gives, outside of thoughts.
 
-    It stands in a line of its own, alone or with words that only name it (`Score: 8`, `I give it
-    8`), perhaps before the best one (`8/10`, `8 out of 10`).
+    It is a whole line or sentence, alone or with words that only name it (`Score: 8`, `I give it
+    8.`), perhaps before the best one (`8/10`, `8 out of 10`, `8 on a scale from 0 to 10`).
 
-    >>> mark_in("**9 / 10**", 10), mark_in("I give it 8.\nIt has 2 mistakes.", 10)
+    >>> mark_in("**9 / 10**", 10), mark_in("I give it 8. It has 2 mistakes.", 10)
     (9.0, 8.0)
 
     Raises:
         AskAgainError: There is none from 0 to `best`, there are several, or another is the best.
     """
     plain = re.sub(r"[*_`#]+|\\boxed", " ", spoken(said)[-_LONGEST_REPLY:])
-    lines = (" ".join(line.split()) for line in plain.splitlines())
-    found = [mark for mark in map(_MARK.fullmatch, lines) if mark is not None]
+    pieces = re.split(r"\n|(?<=[.!?;])\s", plain)
+    texts = (" ".join(each.split()) for each in pieces if each.strip())
+    found = [mark for mark in map(_MARK.fullmatch, texts) if mark is not None]
     if any(mark[2] and float(mark[2]) != best for mark in found):
         raise AskAgainError(f"a mark of another best than {best:g} in {said!r:.60}")
     marks = {float(mark[1].replace(",", ".")) for mark in found}
