@@ -25,7 +25,6 @@ from es_cookbook.rl.rollouts import count_answers, count_tokens, lost_rollouts
 from es_cookbook.rl.types import RLDataset, TrajectoryGroup
 from es_cookbook.runs.config import RunConfig
 from es_cookbook.runs.tracking.base import Decode, Tracker
-from es_cookbook.runs.tracking.findings import cut_answers
 from es_cookbook.runs.tracking.live import line_of
 
 LOOP = "loop"
@@ -148,19 +147,14 @@ class Recorder:
         if self.config.evaluates(generation):
             with self.timed(generation, "evaluate"):
                 self.evaluated = await self.evaluate()
-            if is_first and self._seconds[generation]["evaluate"] >= _LONG:
-                self._say_evaluated(generation)
+            took = self._seconds[generation]["evaluate"]
+            if is_first and took >= _LONG and generation < last and self.evaluated:
+                # The first generation, whose line has the result too, may take long as well.
+                say(f"before generation {generation + 1}: {line_of('', self.evaluated).strip()}")
         if generation == last:
             self.tracker.log(last, {**self.evaluated, **self.progress.metrics()})
             self.tracker.recorded(last)
         self._began, self._stats = time.perf_counter(), self.engine.stats()
-
-    def _say_evaluated(self, generation: int) -> None:
-        """Print the evaluation before the first generation ends, which may take long as well."""
-        if self.evaluated and generation < self.config.num_generations:
-            say(f"before generation {generation + 1}: {line_of('', self.evaluated).strip()}")
-            if cut := cut_answers(self.evaluated, "test/rollouts/"):
-                say(f"before generation {generation + 1}: {cut}")
 
     async def record(
         self,

@@ -143,17 +143,17 @@ class Findings:
         return "" if is_es and of_centre is not None and of_centre <= _MANY else cut_answers(row)
 
 
-def cut_answers(row: _Row, prefix: str = "rollouts/") -> str:
+def cut_answers(row: _Row) -> str:
     """Advice if many answers were cut, depending on how they look; else "".
 
     >>> cut_answers({"rollouts/truncated": 0.9, "rollouts/ran_on": 0.1}).partition(": ")[2]
     'raise it, or ask for shorter answers'
     """
-    cut = row.get(f"{prefix}truncated", 0.0)
+    cut = row.get("rollouts/truncated", 0.0)
     if not cut > _MANY:
         return ""
     change = "raise it, or ask for shorter answers"
-    if row.get(f"{prefix}ran_on", 0.0) > cut / 2:
+    if row.get("rollouts/ran_on", 0.0) > cut / 2:
         change = (
             "most do not stop, but go on after a line that is an answer already; "
             'sampling.stop="\\n" ends an answer with its first line'
