@@ -133,9 +133,9 @@ class Host(ABC):
         """Sample one action; requests in flight are batched by the engine.
 
         Every engine draws from the softmax of logits / temperature over the tokenizer's tokens
-        (`es_cookbook.engines.vocabulary`), with top-p from its smallest set of most probable
-        tokens; greedily at temperature 0, for any seed and top-p. The log-probabilities of an
-        action are those of `logprobs`: before temperature and top-p.
+        (`checkpoints.models.Vocabulary`), with top-p from its smallest set of most probable tokens;
+        greedily at temperature 0, for any seed and top-p. The log-probabilities of an action are
+        those of `logprobs`: before temperature and top-p.
         Targets with one seed have common random numbers: the same tokens, as long as their
         distributions are the same. Engines of different kinds draw differently from one seed.
 

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import override
 
 from es_cookbook.checkpoints.models import (
+    Vocabulary,
     architecture_for,
     load_causal_lm,
     load_tokenizer,
@@ -49,7 +50,6 @@ from es_cookbook.engines.torch.own import OwnForward
 from es_cookbook.engines.torch.prefix_cache import PrefixCache
 from es_cookbook.engines.torch.resident_weights import ResidentWeights
 from es_cookbook.engines.torch.slots import Forward, Work
-from es_cookbook.engines.vocabulary import Vocabulary
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.factors import StoredAdapter

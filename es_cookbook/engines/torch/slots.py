@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from es_cookbook.checkpoints.models import keep_tokens
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch.kernels.choice import draw, first_largest, log_probabilities
@@ -33,7 +34,6 @@ from es_cookbook.engines.torch.population_layers import (
     Factors,
     PopulationModel,
 )
-from es_cookbook.engines.vocabulary import keep_tokens
 
 _LOGITS_AT_ONCE = 1 << 23
 """Logits copied at a time on a GPU, in float32 or float64, with further copies of these."""

@@ -43,7 +43,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import override
 
 from es_cookbook.checkpoints.linear_weights import named_weights
-from es_cookbook.checkpoints.models import load_causal_lm, parameter_infos, save_model
+from es_cookbook.checkpoints.models import Vocabulary, load_causal_lm, parameter_infos, save_model
 from es_cookbook.common import errors
 from es_cookbook.common.errors import EngineError, ESCookbookError, RequestError
 from es_cookbook.engines.base import (
@@ -59,7 +59,6 @@ from es_cookbook.engines.base import (
     check_sample,
 )
 from es_cookbook.engines.vllm.output import LEAST_TEMPERATURE, Output, informative_line
-from es_cookbook.engines.vocabulary import Vocabulary
 from es_cookbook.engines.wire import encode_genomes, encode_step
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step

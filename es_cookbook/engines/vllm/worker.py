@@ -23,14 +23,13 @@ from vllm.lora.request import LoRARequest
 from vllm.model_executor.models.gpt2 import GPT2LMHeadModel
 from vllm.platforms import current_platform
 
-from es_cookbook.checkpoints.models import AsStored, load_architecture, stored_form
+from es_cookbook.checkpoints.models import AsStored, keep_tokens, load_architecture, stored_form
 from es_cookbook.checkpoints.tensors import restore_centre
 from es_cookbook.common.errors import EngineError, ESCookbookError, ModelError
 from es_cookbook.common.terminal import plural
 from es_cookbook.engines.genome_terms import GenomeFactors, Slots
 from es_cookbook.engines.vllm import cpu
 from es_cookbook.engines.vllm.layout import Placement, find_placements, find_slots
-from es_cookbook.engines.vocabulary import keep_tokens
 from es_cookbook.engines.wire import decode_genomes, decode_steps
 from es_cookbook.evolution.centre import Centre, noise_device
 from es_cookbook.evolution.genome import Genome

@@ -25,10 +25,10 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from es_cookbook.checkpoints.models import Vocabulary
 from es_cookbook.common.errors import ConfigError, ModelError, RunDirectoryError
 from es_cookbook.engines.torch.kernels.products import products_of
 from es_cookbook.engines.torch.memory import total_bytes
-from es_cookbook.engines.vocabulary import Vocabulary
 from es_cookbook.rl.rollouts import Example
 
 OPTIMIZER = "optimizer.safetensors"

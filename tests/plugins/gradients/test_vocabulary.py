@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from es_cookbook.checkpoints.models import load_causal_lm
+from es_cookbook.checkpoints.models import Vocabulary, keep_tokens, load_causal_lm
 from es_cookbook.common.errors import ModelError
-from es_cookbook.engines.vocabulary import Vocabulary, keep_tokens
 from es_cookbook.plugins.gradients.learner import learn_tokens_alone
 from tests.tiny_models import FAMILIES, VOCABULARY, character_tokenizer
 
