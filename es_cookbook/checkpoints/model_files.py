@@ -1,11 +1,11 @@
-"""The files of a model: their place, other meanings of a name, and the identity of a base.
+"""The files of a model: where they are, what a model name stands for, and the identity of a base.
 
 All code that loads models gets a model directory, so transformers and vLLM never ask a server.
 Other names (a name on the Hub, a run, a file of another program, `bundled:countdown`) belong to a
 format that is registered in the group `formats` and returns a directory for them. Directories that
-formats convert are kept in a cache, under a digest of their sources; they
-are complete or absent, and two processes that need one at the same time make it once. A manifest
-beside each has the sizes and times of its files; a directory that differs from it is made again.
+formats convert are kept in a cache, under a digest of their sources; they are complete or absent,
+and two processes that need one at the same time make it once. A manifest beside each has the sizes
+and times of its files; a directory that differs from it is made again.
 """
 
 import contextlib

@@ -1,9 +1,8 @@
 """Genomes' factors, written into an engine's tables or LoRA slots.
 
 Low-rank genomes and adapters are hosted alike: two factors for each weight and genome. On the CPU
-they are made weight by weight; twins, and any genomes that share a seed, share the making of their
-noise. On a GPU they are collected first, and then all made in one launch, straight into their
-places.
+they are made weight by weight, and noise once for all genomes that share a seed. On a GPU they are
+collected first, and then all made in one launch, directly in their places.
 """
 
 import functools

@@ -6,12 +6,11 @@ batch holds what is new of several prompts, ragged, and fills places; a decode b
 request and reads what its sequence has.
 
 On the CPU a kernel of our own takes token after token (`kernels.attention`). A token attends with
-the same bits whether it is prefilled or decoded, with any neighbours and wherever its
-sequence lies, because it reads its own positions alone. So keys and values may be shared, and kept
-from one turn to the next. Tests with random lengths, runs and numbers of heads hold this to
-account. On other devices attention is a few operations of torch, over copies as long as the longest
-row; what lies beyond a row's own position is masked, and contributes exactly
-nothing.
+the same bits whether it is prefilled or decoded, with any neighbours and wherever its sequence
+lies, because it reads its own positions alone. So keys and values may be shared, and kept from one
+turn to the next; tests with random lengths, runs and numbers of heads check this. On other devices
+attention is a few operations of torch, over copies as long as the longest row; what lies beyond a
+row's own position is masked, and contributes exactly nothing.
 """
 
 import dataclasses

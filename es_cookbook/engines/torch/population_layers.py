@@ -1,6 +1,6 @@
 """A Hugging Face causal LM that runs many genomes in one batch.
 
-The model's own modules stay; its linear weights are computed with otherwise. Every linear layer
+The model's own modules stay, and its linear weights are computed differently. Every linear layer
 becomes a `_PopulationLinear`: one matmul with the shared weight for all rows, plus each genome's
 low-rank part for its own rows,
 
@@ -12,7 +12,7 @@ How a batch runs is the model's `Path`. On the flat path attention is `es_cookbo
 reads and writes the key-value cache of the lane that runs the forward pass, which is how requests
 of different lengths share a batch of flat token rows, shape [1, T] (see `flat`). On all
 others the model's own forward runs a batch of sequences with the model's own cache (see
-`own`). Which one is right for a model `self_check` finds out.
+`own`). `self_check` finds the right one for a model.
 
 Rows come in blocks that belong to one genome, so the low-rank parts are two batched matmuls,
 for any mix of genomes. The layers find all they need about the rows in the `Batch` of the

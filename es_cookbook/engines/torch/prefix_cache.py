@@ -1,19 +1,19 @@
 """Allocates the blocks of the key-value cache, and shares common prefixes of prompts.
 
-Common prefixes of one genome's requests are computed once. Every request's prompt is a path
-in a tree of its genome's: a node is some tokens that prompts go on with, and where their keys and
-values lie. A request takes the path that its prompt has in common with the tree, and blocks of its
-own for the rest, which becomes a node itself; where it leaves a node in the middle, the node is
-split in two. Nothing is copied: what a request reads lies in runs, those of the path and its own,
-and a run may end or begin within a block. So it is for few-shot examples, for problems that begin
-alike, for attempts at one problem, and for a rollout's next turn, which begins with its last one.
+Common prefixes of one genome's requests are computed once. Every request's prompt is a path in a
+tree per genome: a node is some tokens with which prompts continue, and the places of their keys and
+values. A request takes the path that its prompt has in common with the tree, and blocks of its own
+for the rest, which becomes a node itself; where it leaves a node in the middle, the node is split
+in two. Nothing is copied: what a request reads lies in runs, those of the path and its own, and a
+run may end or begin within a block. This covers few-shot examples, problems that begin alike,
+attempts at one problem, and a rollout's next turn, which begins with its last one.
 
-A node that several requests had in common, or that a next turn may begin with, stays when they have
-ended, until the weights change or there is no room: the one not used for longest goes first. All
-others go with their request. A block is free once neither a request nor a node has it, so
-requests continue even if nodes that they read leave the tree.
+A node that several requests had in common, or that a next turn may begin with, stays after they
+have ended, until the weights change or there is no room: the least recently used one is evicted
+first. All others are freed with their request. A block is free once neither a request nor a node
+has it, so requests continue even if nodes that they read leave the tree.
 
-Other lanes share what a lane computes once it is there; until then they compute it themselves, so
+Other lanes share what a lane computes once it is done; until then they compute it themselves, so
 that no lane waits for another. A token's keys and values have the same bits however they were made
 (on the CPU: see `attention`), so answers do not depend on what is shared or was dropped.
 """

@@ -3,7 +3,7 @@
 All state is arrays over slots, so that a decode step touches Python only for requests that end.
 Slots come in blocks of `ROWS_PER_BLOCK` that belong to one genome (a row of the low-rank tables).
 
-A lane asks of how its batches run no more than `Forward` says.
+A lane runs its batches through `Forward` alone.
 
 Tokens are sampled greedily, or with temperature and top-p, each row a function of the row's logits
 and uniform number. The uniform number of a token comes from NumPy's Philox generator keyed by
@@ -95,7 +95,7 @@ class SlotTable:
         count: tokens sampled so far, and `limit` the most.
         tokens: sampled tokens, and `logprobs` theirs where `wants_logprobs`.
         has_stops: whether the slot's request has its own stop conditions.
-        followed: whether the slot's tokens are reported as they come.
+        followed: whether the slot's tokens are reported while they are sampled.
         temperature: that of the slot's request, like `top_p`; `uniforms` are its random numbers by
             token index.
         genome_of_block: the genome of each block, or -1.
