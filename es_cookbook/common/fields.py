@@ -167,11 +167,14 @@ def type_name(of_type: object) -> str:
 
 
 def fits(value: object, declared: object) -> bool:
-    """Whether a value from a file is of a type, as chz checks it.
+    """Whether a value from a file is of a type, as chz checks it; True is not a number.
 
-    >>> fits((1, 2), tuple[int, ...]), fits(1, float | None), fits("1", int)
+    >>> fits((1, 2), tuple[int, ...]), fits(1, float | None), fits(True, int)
     (True, True, False)
     """
+    if isinstance(value, bool):
+        accepted = (each for arm in _arms(declared) for each in (arm, *typing.get_args(arm)))
+        return any(each in (bool, object, Any) or each is value for each in accepted)
     if callable(value) and any(_origin(arm) is collections.abc.Callable for arm in _arms(declared)):
         return True  # chz takes no function that returns a union.
     return is_subtype_instance(value, cast(Any, declared))
