@@ -53,7 +53,7 @@ def browser() -> Iterator["Browser"]:
 
 @pytest.fixture
 def opened(browser: "Browser", tmp_path: Path) -> Generator[Opened]:
-    """Opens a page about runs, in a window of its own; complains of all that a page must not do."""
+    """Opens a page about runs in a new window, and fails for all that a page must not do."""
     complaints: list[str] = []
     contexts = []
 

@@ -34,7 +34,7 @@ class Checkpoint:
 
     Attributes:
         path: the directory; the weights are in `model`, in transformers' format.
-        results: results of the problems, by generation, which the dataset is told again.
+        results: results of the problems, by generation, which are passed to the dataset on resume.
     """
 
     path: Path

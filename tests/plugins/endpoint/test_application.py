@@ -311,7 +311,7 @@ async def test_a_tool_may_be_asked_for_by_its_name_or_forbidden() -> None:
         {"name": "add", "arguments": '{"a": 5}'},
         {"name": "add", "arguments": "{}"},
     ]
-    # Where none may be called, the model is told of them as before, and what it writes stays text.
+    # With "none" the prompt still lists the tools, and calls in the answer stay text.
     assert calls[2] is None and found[2].choices[0].message.content == call
     assert all("add" in speaker.prompt(turn) for turn in range(3))
 

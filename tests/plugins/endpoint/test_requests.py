@@ -247,7 +247,7 @@ async def test_no_body_ends_in_an_error_of_the_server(
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_no_text_of_a_request_is_dropped(path: str) -> None:
-    """A text in any place, also in a field of one's own, is seen by the model, or refused."""
+    """A text in any field, known or unknown, is in the prompt, or the request is refused."""
     body = {name: value for name, value in BODIES[path].items() if not name.startswith("stream")}
     speaker = Brief()
     client, seen = served(speaker), 0

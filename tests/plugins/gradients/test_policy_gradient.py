@@ -127,7 +127,7 @@ def test_turns_of_a_chat_are_one_sequence_in_which_the_models_own_tokens_count()
     rewritten = Trajectory((turn([1, 2], [3, 4]), turn([1, 4, 5], [6])))
     assert [each.tokens_T for each in sequences_of(rewritten, 1.0)] == [(1, 2, 3, 4), (1, 4, 5, 6)]
     (first, second) = chat.transitions
-    forced = Action((3, 4), "", "stop")  # sampled in a way of its own
+    forced = Action((3, 4), "", "stop")  # sampled differently
     own = Transition(first.observation, forced, 0.0, {}, {})
     (found,) = sequences_of(Trajectory((own, second)), 1.0)
     assert found.learned_T == (False, False, False, False, False, True)
@@ -233,7 +233,7 @@ def test_a_schedule_scales_the_rate_of_every_step(method: Method, tmp_path: Path
     dealt = [example for part, *_ in steps for example in part]
     epochs = [dealt[i : i + 7] for i in range(0, len(dealt), 7)]
     assert all(sorted(epoch, key=str) == answers for epoch in epochs)
-    assert len(set(map(tuple, [answers, *epochs]))) == 1 + method.epochs, "in orders of their own"
+    assert len(set(map(tuple, [answers, *epochs]))) == 1 + method.epochs, "in different orders"
     assert measured == {
         "policy/weighted": pytest.approx(0.7),
         "policy/gradient_norm": pytest.approx(7 / len(sizes)),

@@ -229,8 +229,8 @@ def test_the_reward_is_the_difference_to_the_base(tmp_path: Path) -> None:
     first, second, last = short_run("markovian", tmp_path / "run", "eval_every=0")
     assert first["test/reward/mean"] == pytest.approx(0.0, abs=1e-6), "the centre is the base"
     for row in (first, second):
-        paid = row["env/all/logprob"] - row["env/all/base_logprob"]
-        assert row["reward/mean"] == pytest.approx(paid)
+        expected = row["env/all/logprob"] - row["env/all/base_logprob"]
+        assert row["reward/mean"] == pytest.approx(expected)
     assert last["test/reward/mean"] != 0.0
     assert first["test/env/all/base_logprob"] == last["test/env/all/base_logprob"], "frozen"
 

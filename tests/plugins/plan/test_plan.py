@@ -203,10 +203,10 @@ async def test_a_torch_engine_has_the_bytes_that_were_planned(
         assert engine.traits.capacity == int(0.001 * GIB) // plan.genome
         await engine.load(genomes_G)
         await sample_all(engine, [request(g, [5] * 50, max_tokens=40) for g in range(4)])
-        # The base and the centre also have the rotary embeddings' buffers, which nobody plans.
+        # The base and the centre also have the rotary embeddings' buffers, which are not planned.
         buffers = 2 * bytes_of(model.buffers())
         block = STEP * plan.token
-        cache = int(0.02 * GIB) // block * block + block  # the last one where nobody's rows write
+        cache = int(0.02 * GIB) // block * block + block  # the last one is for unused rows
         assert cache - 2 * ROWS_PER_BLOCK * plan.request_tokens * plan.token < plan.cache < cache
         expected = plan.weights + plan.centre + plan.residents + cache + buffers
         for _ in range(50):  # A lane lets go of what it gathered a moment after its answers.
@@ -218,7 +218,7 @@ async def test_a_torch_engine_has_the_bytes_that_were_planned(
 
 
 def tensors() -> dict[int, torch.Tensor]:
-    """Every tensor of this process with memory of its own, by its address; none that is packed."""
+    """Every tensor of this process that owns memory, by address; without packed ones."""
     gc.collect()
     found = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
     found = [t for t in found if t.device.type == "cpu" and t.layout == torch.strided]

@@ -174,7 +174,7 @@ class Person:
     def __init__(self, programs: Programs, arguments: Sequence[str]) -> None:
         self._programs = programs
         self._terminal, its_end = pty.openpty()
-        # Or `readline` sends sequences of its own.
+        # Otherwise `readline` sends escape sequences.
         programs.start(arguments, [os.ttyname(its_end)] * 3, environment={"TERM": "dumb"})
         os.close(its_end)
         self.seen = ""

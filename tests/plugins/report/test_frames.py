@@ -1,4 +1,4 @@
-"""Runs as tables: what is in them, whoever wrote the runs, and that Parquet holds it."""
+"""Runs as tables: their columns, also of foreign runs, and that Parquet can hold them."""
 
 import json
 import logging

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Odd(ProblemEnv):
-    """Pays for odd characters."""
+    """Rewards odd characters."""
 
     @override
     def grade(self, text: str) -> Grade:
@@ -31,7 +31,7 @@ class Odd(ProblemEnv):
 
 
 class Never(ProblemEnv):
-    """Pays nothing, whatever is said."""
+    """Gives every answer the reward 0."""
 
     @override
     def grade(self, text: str) -> Grade:
