@@ -17,7 +17,6 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import IO, cast
 
 import anyio
@@ -206,13 +205,10 @@ def command_of(text: str, option: str) -> tuple[str, ...]:
         found = tuple(shlex.split(text))
     except ValueError as error:
         raise ConfigError(f"{option}={text!r}: {error}") from error
-    if not found:
-        raise ConfigError(f"{option} must name a program")
-    if shutil.which(found[0]) is None:
-        why = "cannot be executed" if Path(found[0]).is_file() else "is not there"
+    program = found[0] if found else ""
+    if shutil.which(program) is None:
         raise ConfigError(
-            f"{option}: {found[0]!r} {why}; accepted is a program of PATH, or the path "
-            "of a file that may be executed"
+            f"{option}: {program!r} is neither a program of PATH nor the path of an executable file"
         )
     return found
 

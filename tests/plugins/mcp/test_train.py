@@ -84,7 +84,7 @@ def test_a_server_for_all_and_one_for_each_rollout_give_the_same_history(here: P
     [
         (["tools=python server.py"], "accepted are mcp:COMMAND and mcp:http"),
         (["tools=mcp:http://192.0.2.1/mcp"], "a server must be on this machine"),
-        (["tools=mcp:no-such-program"], "dataset.tools: 'no-such-program' is not there"),
+        (["tools=mcp:no-such-program"], "dataset.tools: 'no-such-program' is neither a program"),
         (["tools=mcp:sh -c 'exit 3'"], "exit 3'\" ended with exit code 3"),
         (["tools=mcp:{server}, mcp:{server}"], "2 tools have the name 'calculate'"),
         (["tools=mcp:{server}", "dataset.tool_timeout=0"], "tool_timeout must be above 0"),
