@@ -32,6 +32,7 @@ def limited_config(log_path: Path, file_name: str) -> TinyConfig:
     )
 
 
+@pytest.mark.slow
 def test_a_limit_on_file_sizes_stops_a_run_wherever_it_hits_and_it_goes_on_without(
     tmp_path: Path,
 ) -> None:

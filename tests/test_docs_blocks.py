@@ -170,6 +170,7 @@ def test_the_python_of_a_page_runs(page: str, runs: Path) -> None:
         assert all(config_to_json(config) for config in [*given, *configs])
 
 
+@pytest.mark.slow
 def test_the_first_example_in_python_learns_as_it_is_written(tmp_path: Path) -> None:
     """From an empty folder, as a script."""
     (script,) = [block.text for block in BLOCKS if (block.page, block.kind) == START]

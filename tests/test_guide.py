@@ -48,6 +48,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_guide_runs_as_it_is_written(here: Path) -> None:
     said = ""
     for block in blocks_of(GUIDE):
@@ -91,6 +92,7 @@ def beginning(line: str) -> tuple[str, ...]:
     return tuple(re.sub(r"[\d.,]*\d", "#", line).split()[:2])
 
 
+@pytest.mark.slow
 def test_the_commands_of_custom_tasks_run_on_the_rows_of_the_page(here: Path) -> None:
     rows, function, *_ = python_of(TASKS)
     exec(rows.text, {})

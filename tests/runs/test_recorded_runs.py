@@ -68,6 +68,7 @@ def rollouts_of(run: Path) -> dict[tuple[int, ...], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", EXPORTS)
+@pytest.mark.slow
 def test_a_recorded_run_is_restored_and_goes_on(name: str, runs: Path) -> None:
     # The generations to come sample a model, and kernels of other CPUs may round otherwise.
     history = runs / name / "history.jsonl"

@@ -62,6 +62,7 @@ def _requests() -> list[SampleRequest]:
         7,
     ),
 )
+@pytest.mark.slow
 async def test_actions_and_their_logprobs_do_not_depend_on_the_batch(
     tiny_model: TinyModel,
     monkeypatch: pytest.MonkeyPatch,

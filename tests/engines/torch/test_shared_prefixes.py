@@ -77,6 +77,7 @@ async def _answers(engine: TorchEngine, requests: Sequence[Request]) -> dict[Req
         ("gpt_neox", FullRank(), "float32"),
     ],
 )
+@pytest.mark.slow
 async def test_answers_have_the_same_bits_with_and_without_shared_prefixes(
     tiny_model: TinyModel, family: str, space: SearchSpaceBuilder, dtype: str
 ) -> None:

@@ -82,6 +82,7 @@ async def _check(path: Path, space: SearchSpaceBuilder) -> None:
         ("experts", LowRank()),
     ],
 )
+@pytest.mark.slow
 async def test_turns_have_the_same_answers_with_and_without_a_cache(
     tiny_model: TinyModel, family: str, space: SearchSpaceBuilder
 ) -> None:
@@ -104,6 +105,7 @@ async def test_only_new_tokens_of_a_turn_are_prefilled(tiny_model: TinyModel) ->
 @pytest.mark.parametrize(
     "space", [LowRank(), FullRank(), FullRank(exclude=("*embed*", "*.[qk]_proj.*"))]
 )
+@pytest.mark.slow
 async def test_an_engine_that_rests_gives_its_memory_back_and_answers_as_before(
     tiny_model: TinyModel, space: SearchSpaceBuilder
 ) -> None:

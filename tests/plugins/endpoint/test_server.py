@@ -260,6 +260,7 @@ def num_connections() -> int:
 
 
 @pytest.mark.usefixtures("short")
+@pytest.mark.slow
 async def test_nothing_is_left_of_connections_and_requests() -> None:
     wrong = request(key="wrong")
     async with serving() as port:

@@ -35,6 +35,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield directory
 
 
+@pytest.mark.slow
 def test_a_run_is_studied_against_another_and_read_by_other_models(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,6 +106,7 @@ def results(count: int, seed: int) -> tuple[list[str], Counter[str], Counter[str
     return wrong_credit, refused, tried
 
 
+@pytest.mark.slow
 def test_a_text_earns_nothing_for_another_formula_than_its_own() -> None:
     wrong, refused, tried = results(2 * len(FORMULAS), seed=0)
     assert wrong == []

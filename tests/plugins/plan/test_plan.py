@@ -181,6 +181,7 @@ def test_counts_are_the_real_models(tiny_model: Callable[[str], Path], family: s
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gpt_neox"])
+@pytest.mark.slow
 async def test_a_torch_engine_has_the_bytes_that_were_planned(
     tiny_model: Callable[[str], Path], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,6 +168,7 @@ def test_a_run_that_has_only_begun_is_a_page_that_says_so(tmp_path: Path) -> Non
     assert found["problems"] == ["it has measured nothing yet, so there is nothing to draw"]
 
 
+@pytest.mark.slow
 def test_every_damaged_directory_is_a_page_or_a_sentence(tmp_path: Path) -> None:
     for case in range(200):
         chance = random.Random(case)

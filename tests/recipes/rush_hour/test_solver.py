@@ -84,6 +84,7 @@ def make(
 
 
 @pytest.mark.parametrize(("size", "max_walls"), [(4, 1), (6, 1)])
+@pytest.mark.slow
 def test_solutions_are_optimal_and_difficulties_balanced(size: int, max_walls: int) -> None:
     problems = make(0, size=size, max_walls=max_walls, max_moves=7)
     lengths: list[int] = []

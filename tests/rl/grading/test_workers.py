@@ -121,6 +121,7 @@ async def test_a_call_that_is_cancelled_ends_its_worker(tmp_path: Path) -> None:
     await ended(pid)
 
 
+@pytest.mark.slow
 def test_many_calls_leak_nothing_and_workers_end_with_the_event_loop() -> None:
     def now() -> tuple[int, int]:
         gc.collect()

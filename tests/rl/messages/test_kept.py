@@ -3,6 +3,8 @@
 import gc
 import weakref
 
+import pytest
+
 from es_cookbook.rl.messages.chat import MOST_TOKENS, Chat, KeptTurns
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.types import Action
@@ -29,6 +31,7 @@ def test_of_turns_the_last_ones_are_kept() -> None:
     assert beside.prompt(renderer, chats[-1]) == renderer.prompt(chats[-1])
 
 
+@pytest.mark.slow
 def test_prompts_of_long_chats_are_forgotten() -> None:
     renderer, texts = Chat(TOKENIZER).renderer, []
     for n in range(120):

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 
+import pytest
+
 from es_cookbook.rl.rewards.matching import Number
 
 Form = Callable[[int, int, int], tuple[str, Fraction]]
@@ -148,6 +150,7 @@ def test_small_numbers_are_told_apart() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_text_earns_nothing_for_another_number_than_its_own() -> None:
     wrong, refused, tried = results(1000, seed=0)
     assert wrong == []

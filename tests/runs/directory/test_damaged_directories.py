@@ -238,6 +238,7 @@ def lost_nothing(before: bytes, after: bytes, command: Callable[..., None]) -> b
     return command is resumed and gone.total() <= 5
 
 
+@pytest.mark.slow
 def test_a_thousand_damaged_directories_are_used_correctly_or_refused() -> None:
     memory = Path("/dev/shm")
     with (

@@ -90,6 +90,7 @@ def tiny(model_name: str, log_path: Path, **fields: Any) -> TinyConfig:
     )
 
 
+@pytest.mark.slow
 def test_runs_of_both_kinds_go_on_from_each_other(
     run: Recorded, cache: Path, tmp_path: Path
 ) -> None:
