@@ -28,6 +28,7 @@ from es_cookbook.rl.rewards.matching import Number
 from es_cookbook.rl.types import Action, LostRollout, SamplingParams, Trajectory, TrajectoryGroup
 from tests.chat_templates import CHATML, tokenizer_with
 from tests.fakes import FakeEngine
+from tests.families import sampled
 from tests.sandboxes import needs_sandbox
 
 pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("programs")]
@@ -498,15 +499,8 @@ MISDEEDS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("way", "enclosed"),
-    [
-        ("alone", False),
-        ("worker", False),
-        pytest.param("alone", True, marks=needs_sandbox),
-        pytest.param("worker", True, marks=needs_sandbox),
-    ],
-)
+@pytest.mark.parametrize("enclosed", [False, pytest.param(True, marks=needs_sandbox)])
+@pytest.mark.parametrize("way", sampled(BOTH, 1))
 async def test_misdeeds_lose_only_their_own_rollouts(
     tmp_path: Path, way: str, *, enclosed: bool
 ) -> None:
