@@ -295,6 +295,21 @@ def test_a_cancelled_request_is_aborted_in_vllm(
     low_rank.load(genomes(2))  # Nothing is in flight any more.
 
 
+def test_weights_do_not_change_under_a_request(low_rank: Running) -> None:
+    engine = low_rank.engine
+    low_rank.load(genomes(2))
+
+    async def change_under_way() -> None:
+        running = asyncio.create_task(engine.sample(request(0, (5,), max_tokens=60)))
+        await asyncio.sleep(0)
+        for change in (engine.load([]), engine.apply(Step()), engine.restore([])):
+            with pytest.raises(EngineError, match="with 1 request in flight"):
+                await change
+        await running
+
+    low_rank.portal.call(change_under_way)
+
+
 def test_wrong_requests_are_refused_and_others_are_answered(low_rank: Running) -> None:
     low_rank.load(genomes(2))
     with pytest.raises(EngineError, match=r"6 genomes do not fit.*hosts 5.*engine\.max_genomes"):

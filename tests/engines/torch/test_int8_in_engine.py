@@ -14,7 +14,7 @@ from es_cookbook.engines.base import LogprobsRequest
 from es_cookbook.engines.torch.kernels.products import multiplies_int8
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from tests.engines.torch.reference import running_engine, score_all
+from tests.engines.torch.reference import request, running_engine, sample_all, score_all
 from tests.tiny_models import CONTEXT, VOCABULARY, save_with_tokenizer
 
 pytestmark = [
@@ -68,6 +68,16 @@ async def test_answers_are_near_those_of_products_in_float32(
     # What a genome changes is of the same size: it is not rounded away.
     of_genome = [(each[:4] - each[4:8]).flatten() for each in found]
     assert torch.corrcoef(torch.stack(of_genome))[0, 1] > 0.98
+
+
+async def test_an_answer_is_the_same_alone_and_among_others(model: Path) -> None:
+    async with running_engine(model, LowRank(), **INT8) as engine:
+        await engine.load(GENOMES_G)
+        asked = [request(who, p) for who in (0, 1, 2, "centre") for p in PROMPTS]
+        together = await sample_all(engine, asked)
+        alone = [(await sample_all(engine, [each]))[0] for each in asked]
+    assert [a.tokens_T for a in alone] == [a.tokens_T for a in together]
+    assert [a.logprobs_T for a in alone] == [a.logprobs_T for a in together]
 
 
 async def test_steps_are_exact_and_the_moved_weights_are_rounded_again(

@@ -69,6 +69,22 @@ async def _answers(engine: TorchEngine, requests: Sequence[Request]) -> dict[Req
     return answers
 
 
+async def _with_cancellations(
+    engine: TorchEngine, requests: Sequence[Request], rng: random.Random
+) -> dict[Request, object]:
+    """Answers to those that are not cancelled, now or while others read what they have."""
+    tasks = [asyncio.ensure_future(_answer(engine, each)) for each in requests]
+    for i in rng.sample(range(len(tasks)), len(tasks) // 3):
+        if rng.random() < 0.3:
+            await asyncio.sleep(0.002)
+        tasks[i].cancel()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    pairs = zip(requests, found, strict=True)
+    return {
+        each: answer for each, answer in pairs if not isinstance(answer, asyncio.CancelledError)
+    }
+
+
 @pytest.mark.parametrize(
     ("family", "space", "dtype"),
     [
@@ -102,6 +118,9 @@ async def test_answers_have_the_same_bits_with_and_without_shared_prefixes(
             for tree, answers in zip(trees, expected, strict=True):
                 shuffled = rng.sample(tree, len(tree))
                 assert await _answers(engine, shuffled) == answers, options
+                some = await _with_cancellations(engine, shuffled, rng)
+                assert len(some) > len(set(tree)) / 3
+                assert all(answers[each] == answer for each, answer in some.items())
             stats = engine.stats()
             assert stats["cached_tokens"] > 0.3 * stats["prefilled_tokens"]
             await engine.apply(STEP)

@@ -130,3 +130,18 @@ async def test_an_engine_that_rests_gives_its_memory_back_and_answers_as_before(
                 assert engine.stats()[name] == 2 * counted[name], name
     finally:
         tracemalloc.stop()
+
+
+async def test_a_genome_whose_numbers_overflow_changes_nobody_else(tiny_model: TinyModel) -> None:
+    broken = Genome((Term(3, 1e38),))
+    requests = [request(0, [5] * n, max_tokens=20) for n in (3, 20, 40)]
+    async with running_engine(tiny_model("qwen2"), LowRank(), num_lanes=1) as engine:
+        await engine.load([GENOMES_G[0], broken])
+        before = [await engine.sample(each) for each in requests]
+        for _ in range(2):
+            wrong = [request(1, [9] * n, max_tokens=30) for n in (1, 30, 60) for _ in range(8)]
+            await asyncio.gather(*map(engine.sample, wrong))
+            assert [await engine.sample(each) for each in requests] == before
+        # And side by side, where its slots are next to them and then theirs.
+        found = await asyncio.gather(*map(engine.sample, [*wrong, *requests, *wrong, *requests]))
+        assert [*found[24:27], *found[51:]] == before * 2
