@@ -16,7 +16,7 @@ from es_cookbook.evolution.centre import Centre, on_gpu
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.noise import Part
 from es_cookbook.evolution.spaces.base import SearchSpace
-from es_cookbook.evolution.spaces.factors import AdapterFactors, term_factors, term_scales
+from es_cookbook.evolution.spaces.factors import AdapterFactors, term_scales
 
 if TYPE_CHECKING:
     from es_cookbook.evolution.noise.triton_kernels import Job
@@ -91,7 +91,7 @@ class GenomeFactors:
         self._places_G = range(len(genomes_G)) if places_G is None else places_G
         terms = [term for genome in genomes_G for term in genome.terms]
         self._of_each_kind, self._kinds = space.shares.kinds(list(space.shapes), terms)
-        self._in_one_launch = on_gpu(device)
+        self._in_one_launch = on_gpu(device) and not space.makes_own_factors
         self._jobs: list[Job] = []
         self.num_genomes = len(genomes_G)
         has_coordinates = any(genome.offsets is not None for genome in genomes_G)
@@ -158,8 +158,7 @@ class GenomeFactors:
     def _write_terms(self, slots: Slots) -> None:
         space, own = self._space, self._of_kind[self._kinds[slots.name]]
         assert space.rank is not None
-        shape = space.shapes[slots.name]
-        factors_S = term_factors(own.seeds, slots.name, shape, space.rank, space.noise)
+        factors_S = space.term_factors(slots.name, own.seeds)
         a_S, b_S = map(torch.from_numpy, factors_S)
         a_S, b_S = a_S[:, slots.rows], b_S[:, slots.columns]
         for t, (place_G, scale_G) in enumerate(zip(own.place_t_G, own.scale_t_G, strict=True)):

@@ -25,6 +25,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import EnvError
 from es_cookbook.common.registry import Registered
 
@@ -118,8 +119,17 @@ class Raw(Fitness):
     array([-1.,  1.])
     """
 
+    clip: float | None = chz.field(
+        default=None, doc="scores beyond this are cut to it, either way; None: none are"
+    )
+
+    @chz.validate
+    def _clip(self) -> None:
+        check_range(self, "clip", above=0, prefix="fitness.")
+
     def __call__(self, rewards_P_G: Floats, added: Added = ()) -> Floats:
-        return total_scores(rewards_P_G, added)
+        scores_G = total_scores(rewards_P_G, added)
+        return scores_G if self.clip is None else np.clip(scores_G, -self.clip, self.clip)
 
 
 @chz.chz

@@ -7,7 +7,7 @@ docs/hyper_parameters.md lists the parts of a paper that options do not express.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
 import chz
@@ -122,7 +122,7 @@ _ES_AT_SCALE = {
     "optimizer.population_size": "30",
     "dataset.problems_per_generation": "200",
 }
-PRESETS: Mapping[str, Preset] = {
+_BUILT_IN: Mapping[str, Preset] = {
     "es_at_scale": Preset(_ES_AT_SCALE, "arXiv:2509.24372"),
     "eggroll": Preset(
         {
@@ -174,4 +174,25 @@ PRESETS: Mapping[str, Preset] = {
         "arXiv:2603.12228",
     ),
 }
+_REGISTERED = Registered("presets")
+"""Name -> "module:function" that returns a preset."""
+
+
+class _Presets(Mapping[str, Preset]):
+    """The presets here and those of plug-ins, which are imported when they are taken."""
+
+    def __getitem__(self, name: str) -> Preset:
+        if name in _BUILT_IN:
+            return _BUILT_IN[name]
+        return cast(Callable[[], Preset], load(_REGISTERED[name]))()
+
+    def __iter__(self) -> Iterator[str]:
+        yield from _BUILT_IN
+        yield from (name for name in _REGISTERED if name not in _BUILT_IN)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+PRESETS: Mapping[str, Preset] = _Presets()
 """Presets by the name of the method."""

@@ -15,6 +15,7 @@ from es_cookbook.common.fields import fits, may_be_called, options_of
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.recipes.chat.train_cli import CLIConfig as Chat
 from tests.families import sampled
+from tests.optimizers import NEEDED
 
 
 @chz.chz
@@ -102,7 +103,6 @@ def test_every_option_of_an_optimizer_can_be_typed_as_shown(name: str) -> None:
     chosen = {"optimizer": name}
     blueprint = chz.Blueprint[object](Chat).apply({"optimizer": chz.Castable(name)})
     shown = {path: each.value or "" for path, each in options_of(blueprint).items()}
-    spaces = {"qes": "quant_codes", "cma": "full_rank", "sep_cma": "full_rank"}
-    space = {"search_space": spaces.get(name, "low_rank")}
+    space = {"search_space": NEEDED.get(name, "low_rank")}
     own = {path: text for path, text in shown.items() if path.startswith("optimizer")}
     assert built(Chat, own | space) == built(Chat, chosen | space)

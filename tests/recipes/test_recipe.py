@@ -12,12 +12,11 @@ from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuil
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.schedules import Constant, Cosine
 from es_cookbook.recipes.countdown.train_cli import CLIConfig as Countdown
+from tests.optimizers import NEEDED
 
-SPACES = {
-    "cma": ["search_space=adapter"],
-    "sep_cma": ["search_space=adapter"],
-    "qes": ["search_space=quant_codes"],
-}
+
+def space(name: str) -> list[str]:
+    return [f"search_space={NEEDED[name]}"] if name in NEEDED else []
 
 
 def chosen(config_class: type, *options: str) -> OptimizerBuilder:
@@ -38,7 +37,7 @@ def test_every_optimizer_has_the_recipes_population(recipe: str) -> None:
     assert es.population_size >= 64
     assert all(each == "auto" or each >= 0.005 for each in (es.sigma, es.learning_rate))
     for name in OPTIMIZER_NAMES:
-        optimizer = chosen(config_class, f"optimizer={name}", *SPACES.get(name, []))
+        optimizer = chosen(config_class, f"optimizer={name}", *space(name))
         assert optimizer.population_size == es.population_size
 
 
@@ -57,7 +56,7 @@ COUNTDOWN: Mapping[str, Mapping[str, object]] = {
 
 @pytest.mark.parametrize("name", COUNTDOWN)
 def test_countdowns_own_settings_of_one_optimizer_win(name: str) -> None:
-    optimizer = chosen(Countdown, f"optimizer={name}", *SPACES.get(name, []))
+    optimizer = chosen(Countdown, f"optimizer={name}", *space(name))
     assert optimizer.population_size == 64
     assert {field: getattr(optimizer, field) for field in COUNTDOWN[name]} == COUNTDOWN[name]
     assert getattr(optimizer, "sigma_schedule", Constant()) in (Constant(), Cosine())

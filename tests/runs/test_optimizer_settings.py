@@ -18,7 +18,7 @@ from es_cookbook.common.trust import resolve
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
 from es_cookbook.evolution.optimizers.base import AUTO, OPTIMIZER_NAMES, OptimizerBuilder
-from es_cookbook.evolution.spaces.base import ParameterInfo
+from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, ParameterInfo
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.plugins.objectives.length import LengthPenalty
 from es_cookbook.plugins.objectives.weighted import Gdpo, RewardSchedule
@@ -26,13 +26,13 @@ from es_cookbook.population.step_sizes import DRIFT, options_of
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES, MaxOfK, Mean, Objective, Outcomes, PassAtK
 from es_cookbook.runs.config import Config
 from tests.families import sampled
+from tests.optimizers import NEEDED
 from tests.tiny_run import BASE, tiny
 
 COMMANDS = ("train", *RECIPES)
 OPTIMIZERS = {
     name: cast(type[OptimizerBuilder], resolve(of)) for name, of in OPTIMIZER_NAMES.items()
 }
-SPACES = {"cma": "full_rank", "sep_cma": "full_rank", "qes": "quant_codes"}
 ROWS = {"dataset.source": "rows.jsonl", "dataset.prompt": "{q}", "dataset.reward": "exact"}
 STEPS = ("sigma", "learning_rate", "max_speed", "population_size")
 
@@ -55,7 +55,7 @@ def steps_of(optimizer: OptimizerBuilder) -> dict[str, object]:
 @pytest.mark.parametrize(("command", "name"), sampled(itertools.product(COMMANDS, OPTIMIZERS), 30))
 def test_what_a_command_sets_of_es_is_carried_over_or_found(command: str, name: str) -> None:
     es = steps_of(config_of(command).optimizer)
-    space = {"search_space": SPACES[name]} if name in SPACES else {}
+    space = {"search_space": NEEDED[name]} if name in NEEDED else {}
     found = config_of(command, optimizer=name, **space).optimizer
     names = chz.chz_fields(config_class(command))["optimizer"].meta_factory
     carried = OPTIMIZERS[name].carried(es)
@@ -63,7 +63,7 @@ def test_what_a_command_sets_of_es_is_carried_over_or_found(command: str, name: 
     for step, value in steps_of(found).items():
         if step in carried:
             assert value in (own.get(step), carried[step]), step
-    assert AUTO not in es.values() or name in SPACES or AUTO in steps_of(found).values()
+    assert AUTO not in es.values() or name in NEEDED or AUTO in steps_of(found).values()
 
 
 FITNESS = {name: cast(type[Fitness], resolve(of)) for name, of in FITNESS_NAMES.items()}
@@ -92,7 +92,8 @@ def drift(name: str, fitness: str, objective: str, genomes: int) -> float:
     if "max_speed" in chz.chz_fields(builder):
         builder = chz.replace(builder, max_speed=AUTO)
     found = options_of(builder, sigma, ROUNDS)
-    config = tiny("run", optimizer=builder, fitness=FITNESS[fitness]())
+    space = resolve(SEARCH_SPACE_NAMES[NEEDED.get(name, "low_rank")])()
+    config = tiny("run", optimizer=builder, fitness=FITNESS[fitness](), search_space=space)
     config = chz.replace(config, num_generations=ROUNDS)
     optimizer = config.new_optimizer(SPACE, found)
     assert optimizer.divides_fitness == (fitness != "zscore")

@@ -36,6 +36,8 @@ SETTINGS: dict[str, list[str]] = {
     "muon": ["optimizer.window=3", "optimizer.weight_decay=0.1"],
     "cma": ["search_space=full_rank", "search_space.include=*norm*"],
     "sep_cma": ["search_space=adapter", "search_space.rank=2"],
+    "fzoo": ["search_space.noise=rademacher", "fitness=raw"],
+    "lozo": ["search_space=lazy_low_rank", "search_space.rank=2", "optimizer.interval=2"],
     "qes": ["search_space=quant_codes", "optimizer.sigma=2.0", "optimizer.learning_rate=1.0"],
     "genetic": [
         "optimizer.tournament_size=2",

@@ -1,82 +1,18 @@
 """Presets: the steps that they lead to are the papers' formulas; what replaces them is told."""
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from es_cookbook.common.cli import built
 from es_cookbook.evolution.centre import Centre
-from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
-from es_cookbook.recipes.countdown.train_cli import CLIConfig
-from es_cookbook.runs.config import Config
 from es_cookbook.runs.presets import PRESETS
+from tests.preset_steps import NAME, SHAPE, START, Stepped, close, preset, summed, z
 from tests.said import typed
 
 ROOT = Path(__file__).parents[2]
-NAME, SHAPE = "0.q.weight", (160, 120)
-"""Five runs of a partition."""
-START = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
-
-
-def preset(name: str, **more: str) -> Config:
-    return built(CLIConfig, {"preset": name, **more})
-
-
-def rewards_of(generation: int, num_genomes: int, num_problems: int = 5) -> Floats:
-    rng = np.random.default_rng(generation)
-    return rng.integers(0, 5, size=(num_problems, num_genomes)) / 4
-
-
-def z(rewards_P_G: Floats) -> Floats:
-    scores_G = rewards_P_G.mean(axis=0)
-    return (scores_G - scores_G.mean()) / scores_G.std()
-
-
-class Stepped:
-    """A run of a preset on one parameter, with rewards that are made up."""
-
-    def __init__(self, config: Config, num_generations: int = 2) -> None:
-        self.space: SearchSpace = config.search_space([ParameterInfo(NAME, SHAPE, "linear")])
-        optimizer = config.optimizer
-        assert isinstance(optimizer, ES)
-        self.optimizer = optimizer(run_seed=1, num_generations=num_generations, space=self.space)
-        self._fitness = config.fitness
-        base = {NAME: torch.zeros(SHAPE)}
-        self._centre = Centre(base, self.space, num_threads=1)
-        self._centre.weights[NAME].copy_(torch.from_numpy(START))
-        self.rewards: list[Floats] = []
-        self.noises: list[list[NDArray[np.float64]]] = []
-        self.signs: list[list[float]] = []
-        self.seeds: list[list[int]] = []
-
-    def step(self, generation: int) -> NDArray[np.float32]:
-        """The centre after a generation."""
-        genomes_G = self.optimizer.ask(generation)
-        seeds = [genome.terms[0].seed for genome in genomes_G]
-        self.seeds.append(seeds)
-        self.signs.append([math.copysign(1, g.terms[0].coefficient) for g in genomes_G])
-        self.noises.append([noise(seed, NAME, SHAPE).astype(np.float64) for seed in seeds])
-        rewards_P_G = rewards_of(generation, len(genomes_G))
-        self.rewards.append(rewards_P_G)
-        fitness_G = self._fitness(rewards_P_G)
-        self._centre.apply(self.optimizer.tell(generation, genomes_G, None, fitness_G))
-        return self._centre.weights[NAME].numpy().copy()
-
-
-def summed(weights_G: Floats, noises_G: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    return sum((w * e for w, e in zip(weights_G, noises_G, strict=True)), np.zeros(SHAPE))
-
-
-def close(found: NDArray[np.float32], expected: NDArray[np.float64]) -> None:
-    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-7)
-    assert not np.allclose(found, START, atol=1e-6)
 
 
 def test_es_at_scale() -> None:

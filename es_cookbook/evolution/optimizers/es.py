@@ -190,9 +190,9 @@ class ESOptimizer(Optimizer):
 
     def __init__(self, config: ES, run_seed: int, num_generations: int, space: SearchSpace) -> None:
         self._config = config
-        self._run_seed = run_seed
+        self.run_seed = run_seed
         self._signs = (1, -1) if config.antithetic else (1,)
-        self._num_seeds = config.population_size // len(self._signs)
+        self.num_seeds = config.population_size // len(self._signs)
         if config.sharpness and num_generations % 2:
             raise ConfigError(
                 "optimizer.sharpness makes a step of two generations, so num_generations must be "
@@ -202,11 +202,11 @@ class ESOptimizer(Optimizer):
         """Terms that the centre was moved by, to be taken back."""
         self._is_partitioned = space.shares.num_partitions > 1
         groups = space.shares.num_partitions
-        if self._is_partitioned and not groups <= self._num_seeds <= SEEDS_OF_PARTITION:
+        if self._is_partitioned and not groups <= self.num_seeds <= SEEDS_OF_PARTITION:
             raise ConfigError(
                 f"search_space.partitions needs {groups:,} to {SEEDS_OF_PARTITION:,} seeds per "
                 f"generation here, and optimizer.population_size={config.population_size} gives "
-                f"{self._num_seeds:,}" + ", one per mirrored pair" * config.antithetic
+                f"{self.num_seeds:,}" + ", one per mirrored pair" * config.antithetic
             )
         self._num_generations = num_generations
         self._sigma_factor = 1.0
@@ -253,8 +253,8 @@ class ESOptimizer(Optimizer):
         """Fresh seeds; with antithetic on, genomes 2i and 2i + 1 are +σ and -σ of one seed."""
         sigma = self.sigma(generation)
         genomes_G = [
-            Genome((Term(self._seed(generation, i), sign * sigma),))
-            for i in range(self._num_seeds)
+            Genome((Term(self.seed(generation, i), sign * sigma),))
+            for i in range(self.num_seeds)
             for sign in self._signs
         ]
         return genomes_G + [Genome()] * self._config.evaluate_centre
@@ -267,10 +267,11 @@ class ESOptimizer(Optimizer):
                 f"found {len(steps)}"
             )
 
-    def _seed(self, generation: int, i: int) -> int:
+    def seed(self, generation: int, i: int) -> int:
+        """Seed i of a generation."""
         if self._is_partitioned:
-            return partition_seed(derive_seed(self._run_seed, "partition", generation), i)
-        return derive_seed(self._run_seed, "genome", generation, i)
+            return partition_seed(derive_seed(self.run_seed, "partition", generation), i)
+        return derive_seed(self.run_seed, "genome", generation, i)
 
     def tell(
         self,

@@ -56,6 +56,7 @@ from es_cookbook.evolution.noise import (
     NoiseKind,
     Part,
     Partitions,
+    noise_of_seeds,
     partition_of,
     words,
 )
@@ -279,12 +280,37 @@ class SearchSpace(ABC):
             part: the weight's part of the parameter; all of it if None.
         """
 
-    @abstractmethod
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
         """`add_terms_` of these terms, for weights on a device that the Triton programs serve.
 
-        The terms are sent there now, once for all weights that have the same share of them.
+        Spaces whose noise those programs make send the terms there now, once for all weights with
+        the same share of them. All others make it on the CPU and send that, with the same bits.
         """
+
+        def add(name: str, weight: "torch.Tensor", part: Part | None) -> None:
+            there = weight.cpu().contiguous()
+            self.add_terms_(name, there, terms, part)
+            weight.copy_(there)
+
+        return add
+
+    @property
+    def makes_own_factors(self) -> bool:
+        """Whether `term_factors` differs from the factors that the Triton programs make."""
+        return False
+
+    def term_factors(
+        self, name: str, seeds_S: Sequence[int]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """A (seeds, rows, rank) and B (seeds, columns, rank) of a weight; for spaces with a rank.
+
+        A term's change of the weight is coefficient · A Bᵀ / √rank, with A = ε(seed, name + ".A")
+        and B = ε(seed, name + ".B").
+        """
+        assert self.rank is not None
+        rows, columns = self.shapes[name]
+        a_S = noise_of_seeds(seeds_S, f"{name}.A", (rows, self.rank), self.noise)
+        return a_S, noise_of_seeds(seeds_S, f"{name}.B", (columns, self.rank), self.noise)
 
 
 @chz.chz

@@ -18,26 +18,11 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.evolution.noise import NoiseKind, noise_of_seeds
-
 if TYPE_CHECKING:
     import torch
 
 Values: TypeAlias = "Callable[[str], torch.Tensor]"
 """Returns the values of the space's parameters, by name, at one point of the space."""
-
-
-def term_factors(
-    seeds_S: Sequence[int], name: str, shape: tuple[int, ...], rank: int, noise: NoiseKind
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """A (seeds, rows, rank) and B (seeds, columns, rank) of a weight of this name and shape.
-
-    A term's change of the weight is coefficient · A Bᵀ / √rank, with A = ε(seed, name + ".A") and
-    B = ε(seed, name + ".B").
-    """
-    rows, columns = shape
-    a_S = noise_of_seeds(seeds_S, f"{name}.A", (rows, rank), noise)
-    return a_S, noise_of_seeds(seeds_S, f"{name}.B", (columns, rank), noise)
 
 
 def term_scales(coefficients_S: Sequence[float], rank: int) -> NDArray[np.float32]:

@@ -37,7 +37,7 @@ from es_cookbook.evolution.spaces.base import (
     linear_shapes,
     refuse_quantised,
 )
-from es_cookbook.evolution.spaces.factors import ReadAdapter, term_factors, term_scales
+from es_cookbook.evolution.spaces.factors import ReadAdapter, term_scales
 
 if TYPE_CHECKING:
     import torch
@@ -111,7 +111,7 @@ class LowRankSpace(SearchSpace):
     ) -> None:
         from es_cookbook.evolution.noise.loops import add_outer_products_
 
-        a_S, b_S = term_factors(seeds_S, name, self.shapes[name], self.rank, self.noise)
+        a_S, b_S = self.term_factors(name, seeds_S)
         # One rank-1 update after the other: (updates, rows) and (updates, columns).
         columns = np.multiply(a_S.swapaxes(1, 2), scales_S[:, None, None])
         columns = columns.reshape(-1, a_S.shape[1])[:, slice(*part.rows)]

@@ -12,10 +12,11 @@ from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Term
-from es_cookbook.evolution.noise import Part, noise_range, uniform_range
+from es_cookbook.evolution.noise import noise_range, uniform_range
 from es_cookbook.evolution.spaces.base import (
     AddTerms,
     ParameterInfo,
+    SearchSpace,
     SearchSpaceBuilder,
 )
 from es_cookbook.evolution.spaces.factors import ReadAdapter
@@ -196,11 +197,4 @@ class QuantCodesSpace(FullRankSpace):
 
     @override
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
-        """Made on the CPU and sent, bit for bit the same."""
-
-        def add(name: str, weight: "torch.Tensor", part: Part | None) -> None:
-            there = weight.cpu().contiguous()
-            self.add_terms_(name, there, terms, part)
-            weight.copy_(there)
-
-        return add
+        return SearchSpace.device_adder(self, terms, device)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.spaces.base import ParameterInfo
-from es_cookbook.evolution.spaces.factors import term_factors, term_scales
+from es_cookbook.evolution.spaces.factors import term_scales
 from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace
 
 
@@ -21,7 +21,7 @@ def factors_of(
     space: LowRankSpace, name: str, seed: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """A (out, rank) and B (in, rank) of one weight."""
-    a_S, b_S = term_factors([seed], name, space.shapes[name], space.rank, space.noise)
+    a_S, b_S = space.term_factors(name, [seed])
     return a_S[0], b_S[0]
 
 

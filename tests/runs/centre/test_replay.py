@@ -17,6 +17,7 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.cma.singular_values import SingularValues
 from es_cookbook.plugins.quantised.spaces import QuantCodes, QuantScales
+from es_cookbook.plugins.zeroth_order.lozo import LazyLowRank
 from es_cookbook.runs.centre.replay import open_replay
 from tests.adapters import make_adapter
 from tests.families import sampled
@@ -26,6 +27,7 @@ from tests.runs.recorded_run import STEPS, as_bfloat16, record_run, same_bits, t
 SPACES = {
     "rank 1": LowRank(),
     "rank 3, signs": LowRank(rank=3, noise="rademacher"),
+    "rank 2, one factor kept": LazyLowRank(rank=2),
     "dense": FullRank(),
     "adapter": Adapter(rank=2, init_seed=5),
     "singular values of an adapter": SingularValues(start="given later", fraction=0.5),
