@@ -190,15 +190,22 @@ def _merged(replay: Replay, adapter: AdapterFactors) -> Iterator[tuple[str, torc
 def _factors(
     replay: Replay, adapter: AdapterFactors
 ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Each adapted weight's name, A and B, as soon as their parts are rebuilt."""
-    weight_of = {part: name for name, pair in adapter.targets.items() for part in pair}
-    waiting: dict[str, torch.Tensor] = {}
+    """Each adapted weight's name, A and B, as soon as the parameters of both are rebuilt."""
+    names_of: dict[str, list[str]] = {}
+    for name, pair in adapter.targets.items():
+        for part in {*pair}:
+            names_of.setdefault(part, []).append(name)
+    pending = {part: len(names) for part, names in names_of.items()}
+    held: dict[str, torch.Tensor] = {}
     for part, tensor in replay.centre_tensors():
-        waiting[part] = tensor
-        name = weight_of[part]
-        if waiting.keys() >= set(adapter.targets[name]):
-            ((a, b),) = adapter.factors(name, [waiting.pop])
-            yield name, a, b
+        held[part] = tensor
+        for name in names_of[part]:
+            if held.keys() >= {*adapter.targets[name]}:
+                ((a, b),) = adapter.factors(name, [held.__getitem__])
+                yield name, a, b
+                for used in {*adapter.targets[name]}:
+                    pending[used] -= 1
+        held = {part: tensor for part, tensor in held.items() if pending[part]}
 
 
 def _save_whole(

@@ -16,6 +16,7 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.cma.singular_values import SingularValues
+from es_cookbook.plugins.merge.space import Merge
 from es_cookbook.plugins.quantised.spaces import QuantCodes, QuantScales
 from es_cookbook.plugins.zeroth_order.lozo import LazyLowRank
 from es_cookbook.runs.centre.replay import open_replay
@@ -31,6 +32,7 @@ SPACES = {
     "dense": FullRank(),
     "adapter": Adapter(rank=2, init_seed=5),
     "singular values of an adapter": SingularValues(start="given later", fraction=0.5),
+    "merged adapters": Merge(adapters=("given", "later"), each="layer"),
     "quantised: scales, zero points": QuantScales(which="both"),
     "quantised: codes": QuantCodes(),
 }
@@ -52,6 +54,9 @@ def test_any_generation_comes_back_from_the_base_and_from_a_snapshot(
     space = SPACES[which]
     if isinstance(space, SingularValues):
         space = chz.replace(space, start=str(make_adapter(model, tmp_path / "adapter")))
+    if isinstance(space, Merge):
+        made = [make_adapter(model, tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+        space = chz.replace(space, adapters=tuple(map(str, made)))
     recorded = record_run(tmp_path / "run", model, space)
     for generation in (0, 2, 6, None):
         replay = open_replay(recorded.path, generation)

@@ -1,0 +1,1 @@
+"""Merging of trained adapters: a search space of their coefficients."""
