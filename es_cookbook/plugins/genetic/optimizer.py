@@ -82,7 +82,7 @@ from es_cookbook.evolution.optimizers.base import (
     refuse_zero_sigma,
 )
 from es_cookbook.evolution.optimizers.es import merged, weighted_sum
-from es_cookbook.evolution.schedules import Cosine, Schedule, schedule_field
+from es_cookbook.evolution.schedules import Constant, Cosine, Schedule, schedule_field
 from es_cookbook.evolution.spaces.base import SearchSpace
 
 _CHANCE = 2.0**63
@@ -339,6 +339,10 @@ class Genetic(OptimizerBuilder):
             check_range(self, "sigma", above=0)
         check_range(self, "truncation", above=0, at_most=1)
         check_range(self, "crossover_rate", at_least=0, at_most=1)
+        if not self.es_weight and self.es_weight_schedule != Constant():
+            raise ConfigError(
+                "es_weight_schedule is a factor on es_weight, which is 0: set es_weight above 0"
+            )
         if self.species_distance is None and self.species_by != "seeds":
             raise ConfigError(
                 f"species_by={self.species_by} needs species_distance=...: how much a member's "

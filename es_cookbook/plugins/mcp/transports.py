@@ -7,7 +7,7 @@ reads a line of any length. Its HTTP transport is.
 import contextlib
 import os
 import shlex
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 import anyio
@@ -15,6 +15,7 @@ import httpx2
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 from mcp.types import JSONRPCNotification, jsonrpc_message_adapter
+from typing_extensions import override
 
 from es_cookbook.common.machine.processes import Process
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
 _MOST_BYTES = 4 << 20
-"""Limit on a message of a process, in bytes."""
+"""Limit on a message of a process, or a response over HTTP, in bytes."""
 _MOST_WAITING = 1024
 """Limit on the messages of a process that are not handled yet."""
 _SECONDS_TO_END = 1.0
@@ -87,8 +88,46 @@ async def stdio(command: str, ended: Callable[[str], None]) -> "AsyncGenerator[T
 @contextlib.asynccontextmanager
 async def http(url: str) -> "AsyncGenerator[TransportStreams]":
     """Connect to a server that runs already, without proxies and redirects."""
+    headers = {"Accept-Encoding": "identity"}
     async with (
-        httpx2.AsyncClient(timeout=None, trust_env=False) as client,
+        httpx2.AsyncClient(transport=_Limited(), timeout=None, headers=headers) as client,
         streamable_http_client(url, http_client=client) as streams,
     ):
         yield streams
+
+
+class _Limited(httpx2.AsyncHTTPTransport):
+    """Limits responses in size and decompresses none.
+
+    The stream of messages that were not requested (GET) is not opened.
+    """
+
+    @override
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if request.method == "GET" and "last-event-id" not in request.headers:
+            return httpx2.Response(405)
+        response = await super().handle_async_request(request)
+        response.headers.pop("content-encoding", None)
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        response.stream = _LimitedStream(response.stream)
+        return response
+
+
+class _LimitedStream(httpx2.AsyncByteStream):
+    """The body of a response, up to `_MOST_BYTES`."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+        self._stream = stream
+
+    @override
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        length = 0
+        async for piece in self._stream:
+            length += len(piece)
+            if length > _MOST_BYTES:
+                raise httpx2.StreamError(f"sent more than {_MOST_BYTES >> 20} MiB at once")
+            yield piece
+
+    @override
+    async def aclose(self) -> None:
+        await self._stream.aclose()

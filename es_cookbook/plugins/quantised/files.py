@@ -101,7 +101,7 @@ class _Layout:
         """Unpack a layer.
 
         Raises:
-            ModelError: A tensor is missing, or does not fit the others.
+            ModelError: A tensor is missing, does not fit the others, or is not finite.
         """
         codes = self._codes(stored, layer)
         outputs, inputs = codes.shape
@@ -119,11 +119,18 @@ class _Layout:
             return tensor.reshape(rows, groups).contiguous()
 
         scales = fitting("scales", self._upright(stored, layer, "scales"))
+        numbers = (scales, codes.float()) if self.floats else (scales,)
+        if not (scales.is_meta or all(each.isfinite().all() for each in numbers)):
+            raise self._misfit(layer, "its scales or codes are NaN or infinite")
         scales = scales.repeat_interleave(self.num_outputs or outputs, 0)[:outputs]
         zeros = None
         if not self.symmetric:
             zeros = self._zeros(self._upright(stored, layer, "zeros"), outputs)
             zeros = fitting("zeros", zeros)
+        elif not self.packed:  # Packed ones of symmetric GPTQ do not count.
+            unused = stored.get(f"{layer}.{self.names['zeros']}")
+            if unused is not None and not unused.is_meta and unused.float().any():
+                raise self._misfit(layer, f"{self.names['zeros']} must be 0 where it is symmetric")
         group = torch.arange(inputs) // (self.group_size or inputs)
         if (own := stored.get(f"{layer}.{self.group_of_input}")) is not None:
             group = own.long()

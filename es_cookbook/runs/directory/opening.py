@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias, cast
 from es_cookbook.common.configs import FORMAT, config_from_json, config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.common.files import fsync
-from es_cookbook.common.terminal import command, plural
+from es_cookbook.common.terminal import command, one_line, plural
 from es_cookbook.runs.directory.directory import (
     CONFIG,
     GENERATION_KEYS,
@@ -250,7 +250,7 @@ def differences(recorded: str, now: str, may_differ: Collection[str]) -> list[st
         was, is_now = (
             json.dumps(each[path]) if path in each else "not there" for each in (old, new)
         )
-        found.append(f"{path or 'Config'} was {was}, is {is_now}")
+        found.append(f"{one_line(path) or 'Config'} was {was}, is {is_now}")
         explained.append(path)  # Another class at `engine` explains all of its fields.
     return found
 

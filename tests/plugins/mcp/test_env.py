@@ -425,6 +425,11 @@ EVENTS = "self.begin('text/event-stream'); "
         ("self.begin('text/plain', 307)", "Unexpected content type"),
         ("self.begin('text/plain', 500)", "Server returned an error response"),
         (EVENTS + "self.wfile.write(b'data: {')", "ended without a response$"),
+        (
+            "self.begin('application/json'); self.wfile.write(b' ' * 9_000_000)",
+            "than 4 MiB at once",
+        ),
+        (EVENTS + "self.event(method='x', a='b' * 9_000_000)", "stream ended without a response"),
         ("import os; os._exit(1)", "Server disconnected without sending a response"),
     ],
 )
