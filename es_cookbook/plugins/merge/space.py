@@ -55,7 +55,7 @@ class Merge(SearchSpaceBuilder):
         default=(), doc="directories of the PEFT LoRA adapters, two or more, separated by commas"
     )
     each: Literal["model", "layer"] = chz.field(
-        default="model", doc="what has coefficients of its own: the model, or each of its layers"
+        default="model", doc="what has separate coefficients: the model, or each of its layers"
     )
     start_at: float | None = chz.field(
         default=None, doc="coefficient of every adapter at the start; None: 1 / their number"
