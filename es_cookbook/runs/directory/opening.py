@@ -36,6 +36,8 @@ from es_cookbook.runs.history.store import NOTHING, HistoryStore, Prefix
 
 _MOST_CHARACTERS = 2**21
 """Total length of all field paths of a config; a real one has some thousands."""
+_MOST_SHOWN = 300
+"""Characters of a name or value in an error message."""
 Behavior: TypeAlias = Literal["ask", "resume", "delete", "raise"]
 """What to do if a directory already holds a run."""
 
@@ -247,10 +249,11 @@ def differences(recorded: str, now: str, may_differ: Collection[str]) -> list[st
         parents = tuple(start + end for start in explained for end in ".[")
         if path in explained or "" in explained or path.startswith(parents):
             continue
+        texts = (json.dumps(each[path]) if path in each else "not there" for each in (old, new))
         was, is_now = (
-            json.dumps(each[path]) if path in each else "not there" for each in (old, new)
+            text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ..." for text in texts
         )
-        found.append(f"{one_line(path) or 'Config'} was {was}, is {is_now}")
+        found.append(f"{one_line(path)[:_MOST_SHOWN] or 'Config'} was {was}, is {is_now}")
         explained.append(path)  # Another class at `engine` explains all of its fields.
     return found
 

@@ -23,6 +23,7 @@ OLD = {"$class": "a:Config", "sigma": 0.5, "engine": {"$class": "a:Torch", "n": 
             ['engine was "a:Torch", is "a:VLLM"'],
         ),
         ({**OLD, "tags": []}, [], ["tags was not there, is []"]),
+        ({**OLD, "tags": ["y" * 999]}, [], [f'tags[0] was "x", is "{"y" * 299} ...']),
         ({**OLD, "x\n": 1}, [], [r"x\n was not there, is 1"]),
         ({**OLD, "$class": "a:Other", "sigma": 2}, [], ['Config was "a:Config", is "a:Other"']),
     ],
