@@ -53,6 +53,8 @@ def test_sequences_end_where_the_model_or_its_generation_config_says(
     assert model.generation_config is not None
     model.generation_config.eos_token_id = [EOS, 7]
     assert end_of_sequence_ids(model, tokenizer) == (EOS, 7)
+    model.generation_config, model.config.eos_token_id = None, [5, 4]
+    assert end_of_sequence_ids(model, tokenizer) == (EOS, 4, 5)
 
 
 def _copy(path: Path, to: Path) -> Path:

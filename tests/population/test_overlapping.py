@@ -29,7 +29,7 @@ from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
 from es_cookbook.runs.recorded import open_run, rebuild
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
-from tests.fakes import FakeEngineBuilder, Following
+from tests.fakes import FakeEngine, FakeEngineBuilder, Following
 from tests.ray_fakes import LightEngine, LightEngineBuilder, NearCluster
 from tests.runs.records import cut_run
 from tests.tiny_run import TinyConfig, tiny, untimed, write_tiny_model
@@ -124,6 +124,21 @@ async def test_a_run_that_stopped_anywhere_goes_on_as_if_it_had_not(
     assert await history(tmp_path / "torn", NearPoolBuilder()) == whole
     metrics = [untimed(tmp_path / name / "metrics.jsonl") for name in ("whole", "torn")]
     assert metrics[0] == metrics[1]
+
+
+async def test_evaluations_measure_the_newest_centre(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def sample(self: FakeEngine, request: SampleRequest) -> Action:
+        if request.target == "centre":
+            evaluated.append(len(self.steps))
+        return await plain(self, request)
+
+    evaluated: list[int] = []
+    plain = FakeEngine.sample
+    monkeypatch.setattr(FakeEngine, "sample", sample)
+    await history(tmp_path, FakeEngineBuilder(capacity=3))
+    assert evaluated == [0] * 4 + [5] * 4 + [10] * 4 + [12] * 4
 
 
 async def test_every_rollout_comes_back_around_the_centre_where_its_genome_stood(

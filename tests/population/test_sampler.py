@@ -313,6 +313,8 @@ class Duel(Problem):
     ) -> Sequence[GroupReward] | None:
         rewards = [t.reward if isinstance(t, Trajectory) else -1.0 for t in trajectories]
         await policies[0].centre.sample(Observation((1,)))
+        if self.number == 9:
+            await policies[0].sample(Observation((1,)))
         return [GroupReward(100.0 if r == max(rewards) else 0.0, {"won": 1.0}) for r in rewards]
 
 
@@ -348,6 +350,12 @@ async def test_a_group_reward_can_lose_its_own_rollout() -> None:
     assert [lost.reason for lost in lost_rollouts([group])] == ["no verdict"]
     with pytest.raises(TooManyLostError, match=r"1 of the 6 rollouts .*: no verdict"):
         await sampler(FakeEngine(), max_failed_fraction=0).rollout(0, [Judged(0)], GENOMES)
+
+
+async def test_group_rewards_may_ask_genomes_that_are_still_resident() -> None:
+    await sampler(FakeEngine(capacity=6)).rollout(0, [Duel(9)], GENOMES)
+    with pytest.raises(RequestError, match="genome 0 was asked after the engine had gone on"):
+        await sampler(FakeEngine(capacity=4)).rollout(0, [Duel(9)], GENOMES)
 
 
 class Match(Duel):

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from es_cookbook.common.errors import DataError
 from es_cookbook.evolution.schedules import HotSteps, Table
+from es_cookbook.plugins.branches import fork
 from es_cookbook.plugins.mixtures.mixture import Mixture, Part
 from es_cookbook.plugins.mixtures.selection import Curriculum, Filter, Replay
 from es_cookbook.plugins.objectives.weighted import RewardSchedule
@@ -117,3 +119,16 @@ async def test_other_data_are_noticed(rows: Path, tmp_path: Path) -> None:
     (own / "hard.jsonl").write_text((own / "hard.jsonl").read_text().lower())
     with pytest.raises(DataError, match="the recorded problems are others than"):
         await train(config(tmp_path / "run", own))
+
+
+async def test_a_fork_continues_as_the_run_did(
+    recorded: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = f"log_path={recorded} generation=3 output={tmp_path / 'fork'} trust=tests"
+    monkeypatch.setattr("sys.argv", ["fork", *options.split()])
+    await anyio.to_thread.run_sync(fork.cli)
+    await train(config(tmp_path / "fork", rows))
+    ours, theirs = (
+        (path / "history.jsonl").read_text().splitlines() for path in (tmp_path / "fork", recorded)
+    )
+    assert ours[1:] == theirs[1:]

@@ -14,6 +14,10 @@ CONFIG = TinyConfig(model_name="a/model", log_path="run", num_generations=1)
     ("field", "wrong", "said", "accepted"),
     [
         ("attempts", 0, "attempts must be at least 1, found 0", 1),
+        ("num_generations", 0, "num_generations must be at least 1, found 0", 1),
+        ("snapshot_every", -1, "snapshot_every must be 0 or more, found -1", 0),
+        ("eval_every", -1, "eval_every must be 0 or more, found -1", 0),
+        ("rollout_timeout", 0.0, "rollout_timeout must be above 0, found 0", 1e-3),
         ("objective", PassAtK(k=4), "objective.k=4 needs attempts=4 or more", PassAtK(k=1)),
         ("eval_attempts", 2, "eval_attempts=2 would all be alike, since eval_temperature=0", 1),
         ("max_failed_fraction", 1.1, r"max_failed_fraction must be in \[0, 1\], found 1.1", 1.0),

@@ -295,6 +295,23 @@ async def test_genomes_that_will_outgrow_the_engine_are_refused_before_the_run_b
     await train(tiny(tmp_path, num_generations=1, optimizer=Genetic(max_terms=4)))
 
 
+async def test_another_base_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(BASE, model)
+    fields: dict[str, Any] = {"model_name": str(model)}
+    await train(tiny(tmp_path / "run", num_generations=2, **fields))
+    before = contents(tmp_path / "run")
+    resumed = tiny(tmp_path / "run", num_generations=3, **fields)
+    (model / "tokenizer.json").write_text("{}")
+    with pytest.raises(HistoryError, match=rf"began with model_name={model} .*: its tokenizer was"):
+        await train(resumed)
+    weights = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(weights[:-1] + b"\x01")
+    with pytest.raises(HistoryError, match=r"its weights was .*, its tokenizer was .*; give the"):
+        await train(resumed)
+    assert contents(tmp_path / "run") == before
+
+
 async def test_what_makes_another_run_of_it_is_refused_and_the_rest_listed(tmp_path: Path) -> None:
     await train(tiny(tmp_path, num_generations=3))
     with pytest.raises(RunDirectoryError) as caught:

@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 import chz
 import pytest
 
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.schedules import Linear
 from es_cookbook.rl.types import TrajectoryGroup
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
@@ -80,6 +82,16 @@ async def test_trackers_are_told_in_order_and_only_of_what_counts(tmp_path: Path
     ]
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [row.get("watching/calls") for row in rows] == [0.0, 3.0, None]
+
+
+async def test_sigma_and_learning_rate_are_those_of_the_generation(tmp_path: Path) -> None:
+    schedules: Any = {"sigma_schedule": Linear(final=0.5), "learning_rate_schedule": Linear()}
+    es = ES(population_size=2, sigma=0.1, learning_rate=0.05, **schedules)
+    await train(short(tmp_path, optimizer=es))
+    *rows, last = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["optimizer/learning_rate"] for row in rows] == [0.05, 0.025]
+    assert [row["optimizer/sigma"] for row in rows] == pytest.approx([0.1, 0.075])
+    assert "optimizer/sigma" not in last, "no generation"
 
 
 async def test_a_run_that_ended_before_its_last_evaluation_only_evaluates(tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ def load(
     if held is not None:
         chosen_products(products, dtype, held, device)  # refuses before the model is loaded
     size = (held or torch.float32).itemsize  # unset, the weights tell, which have at most 32 bits
-    check_weights_fit(model_name, weight_bytes(architecture, space, size), device)
+    needed = weight_bytes(architecture, space, size, int8=products == "int8")
+    check_weights_fit(model_name, needed, device)
     model = load_causal_lm(model_name, dtype, device)
     space = search_space(parameter_infos(model), _read_adapter)
     return model, tokenizer, space, chosen_products(products, dtype, model.dtype, device)

@@ -199,25 +199,36 @@ _ENDED_SHARE = 0.25
 """Share of the caches for blocks that no request reads, if the user leaves that open."""
 BYTES_OF_LOGIT = 8
 """Bytes of a logit of a row while a token is chosen: in float32, and before that in bfloat16."""
+_INT8_BYTES = 1.125
+"""Bytes of a weight for products in int8, with its part of a scale (`kernels.int8`)."""
 _LEAST_CONTEXT = 512
 """Tokens below which a shorter context does not help, and the user is asked."""
 
 
-def weight_bytes(model: PreTrainedModel, space: SearchSpace, size: int) -> tuple[int, int, int]:
+def weight_bytes(
+    model: PreTrainedModel, space: SearchSpace, size: int, *, int8: bool = False
+) -> tuple[int, int, int]:
     """Memory of an engine's weights, with elements of `size` bytes.
 
-    Packed copies are not counted: in bfloat16 they replace weights.
+    Copies for products in int8 are kept beside the weights; packed ones in bfloat16 replace them.
+
+    Args:
+        model: a model, with or without its weights.
+        space: the parameters that genomes perturb.
+        size: bytes per element.
+        int8: whether products are in int8.
 
     Returns:
-        Bytes of the model as loaded; of what samples beside it, linear and perturbed weights; and
-        of the centre, in float32.
+        Bytes of the model as loaded; of what samples beside it, linear and perturbed weights and
+        copies in int8; and of the centre, in float32.
     """
     linear = {p for module in model.modules() if is_linear(module) for p in module.parameters()}
     tied = {cast("torch.nn.Embedding", model.get_input_embeddings()).weight}
     own = linear - tied | {p for name, p in named_weights(model) if name in space.shapes}
     perturbed = sum(torch.Size(shape).numel() for shape in space.shapes.values())
     elements = sum(p.numel() for p in model.parameters())
-    return size * elements, size * sum(p.numel() for p in own), 4 * perturbed
+    copies = math.ceil(_INT8_BYTES * sum(p.numel() for p in linear)) if int8 else 0
+    return size * elements, size * sum(p.numel() for p in own) + copies, 4 * perturbed
 
 
 def check_weights_fit(model_name: str, needed: tuple[int, int, int], device: torch.device) -> None:

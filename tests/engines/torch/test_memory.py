@@ -95,6 +95,21 @@ async def test_a_model_larger_than_the_memory_is_refused_before_it_is_loaded(
     assert "\n" not in str(raised.value)
 
 
+def test_copies_in_int8_are_counted_beside_the_weights(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packed copies in bfloat16 replace weights; these do not."""
+    counted: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(host, "check_weights_fit", lambda _, needed, __: counted.append(needed))
+    monkeypatch.setattr(host, "multiplies_int8", lambda: True)
+    path = str(tiny_model("llama"))
+    for products in ("float32", "int8"):
+        model, *_ = host.load(path, LowRank(), "bfloat16", products, "cpu")
+    linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+    (base, beside, centre), with_int8 = counted
+    assert with_int8 == (base, beside + 1.125 * linear, centre)
+
+
 @pytest.mark.anyio
 async def test_one_block_of_rows_in_one_lane_answers_right(tiny_model: TinyModel) -> None:
     reference = Reference(tiny_model("qwen2"), LowRank())

@@ -18,7 +18,7 @@ from benchmarks.causal_lms import CONTEXT, build
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.torch import self_check
-from es_cookbook.engines.torch.kernels.modules import FLAT
+from es_cookbook.engines.torch.kernels.modules import FLAT, widen
 from es_cookbook.engines.torch.kernels.modules import Path as RowPath
 from es_cookbook.engines.torch.self_check import right_path
 from es_cookbook.evolution.spaces.low_rank import LowRank
@@ -89,6 +89,22 @@ def test_a_model_that_is_right_on_no_path_is_refused_by_name_with_the_difference
 )
 def test_a_model_takes_the_first_path_that_is_right(name: str, path: RowPath) -> None:
     assert _path(build(name)) == path
+
+
+def test_a_model_that_float32_around_products_breaks_stays_in_bfloat16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def widen_and_break(model: nn.Module) -> None:
+        widen(model)
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.mul_(-2)
+
+    model = _llama().bfloat16()
+    assert _path(model).wide
+    monkeypatch.setattr("es_cookbook.engines.torch.population_layers.widen", widen_and_break)
+    path = _path(model)
+    assert path.flat and not path.wide
 
 
 class _Windowed(Qwen2ForCausalLM):

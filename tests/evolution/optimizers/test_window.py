@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import approx
 
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.fitness import ZScore
 from es_cookbook.evolution.genome import AdamRule, MuonRule, Step, Term
 from es_cookbook.evolution.optimizers.adam import Adam, RMSProp
 from es_cookbook.evolution.optimizers.base import Optimizer
-from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma
 from es_cookbook.evolution.optimizers.momentum import ClipUp, Momentum, Muon
 from es_cookbook.evolution.optimizers.window import WindowedES, average_weights
 from es_cookbook.evolution.schedules import Linear, Table
@@ -171,3 +172,26 @@ def test_every_one_of_them_climbs_a_quadratic(config: ES) -> None:
         **({"max_speed": 0.008} if isinstance(config, ClipUp) else {}),
     )
     assert climbed(config, 150) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("make", "field", "wrong"),
+    [
+        (ES, "population_size", 0),
+        (ES, "sigma", math.nan),
+        (ES, "weight_decay", 1.0),
+        (AdaptiveSigma, "rate", 0.0),
+        (AdaptiveSigma, "largest", 0.5),
+        (Momentum, "momentum", 1.0),
+        (Momentum, "window", 0),
+        (Adam, "beta1", -0.1),
+        (Adam, "beta2", 1.0),
+        (Adam, "epsilon", 0.0),
+        (ClipUp, "max_speed", 0.0),
+        (ClipUp, "momentum", math.nan),
+        (Muon, "iterations", 0),
+    ],
+)
+def test_numbers_out_of_range_are_refused(make: Any, field: str, wrong: float) -> None:
+    with pytest.raises(ConfigError, match=rf"\b{field} must be .*, found {wrong}"):
+        make(**{field: wrong})

@@ -130,6 +130,7 @@ def _flip_as_if_untouched(path: Path) -> None:
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "flipped, with its old time": _flip_as_if_untouched,
     "cut": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "its manifest": lambda path: path.parent.with_name(f"{path.parent.name}.json").write_text("{"),
     "one more": lambda path: path.with_name("more.safetensors").write_bytes(b""),
 }
 

@@ -198,6 +198,15 @@ def test_ask_resumes_deletes_or_aborts_as_told(
     assert "sigma was 0.005, is 1.0" in printed and "[r]esume" not in printed
 
 
+def test_a_log_path_that_is_or_lies_under_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RunDirectoryError, match=r"must be a directory, found a file"):
+        opened(tmp_path / "file", CONFIG, "raise")
+    with pytest.raises(RunDirectoryError, match=r"cannot be used as a directory"):
+        opened(tmp_path / "file" / "run", CONFIG, "raise")
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
 @pytest.mark.parametrize("damage", ["torn", "checksum"])
 def test_a_damaged_last_line_takes_its_metrics_with_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str

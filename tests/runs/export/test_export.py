@@ -148,6 +148,9 @@ async def test_a_low_rank_run_as_an_adapter_tells_its_error(tmp_path: Path) -> N
         f"an approximation: {error:.0%} of what the run changed is left out (relative error "
         f"{error:.4g}); an adapter of rank {len(seeds)} would hold all of it: rank=exact\n"
     )
+    assert "(the base)" in write(run, tmp_path / "none", generation=0)
+    for file in model.iterdir():
+        assert (tmp_path / "none" / file.name).read_bytes() == file.read_bytes()
     said = write(run, tmp_path / "exact", rank="exact")
     assert said.startswith(f"this adapter holds all of what the run changed ({len(seeds)} seeds ")
     exact = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "exact").eval()
