@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import socket
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -137,6 +138,18 @@ def test_values_are_counted_outside_strings() -> None:
         with pytest.raises(ValueError, match="it holds more than 10 values"):
             check_values(text, 10)
     assert num_values(b'""' * 40, 10) == 11
+
+
+def test_values_are_counted_without_copying_the_text() -> None:
+    tracemalloc.start()
+    try:
+        for text in (b"[{}," * 10**6, b'["",' * 10**6, rb'["\"\"' * 10**6, b'"' * 10**6):
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            num_values(text, 10**5)
+            assert tracemalloc.get_traced_memory()[1] - before < 10**5
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

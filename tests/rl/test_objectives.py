@@ -43,6 +43,7 @@ def test_pass_at_k_and_max_of_k_are_means_over_all_choices_of_k_attempts(
     any_solved = [any(chosen) for chosen in itertools.combinations(solved_K, k)]
     found = pass_at_k(counts(n), counts(sum(solved_K)), k).item()
     assert found == pytest.approx(np.mean(any_solved), abs=1e-12)
+    assert pass_at_k(counts(2000), counts(1), 1000).tolist() == pytest.approx([0.5])
 
 
 def test_attempts_are_solved_by_their_metric_whatever_their_reward() -> None:

@@ -68,6 +68,11 @@ def test_a_metric_that_some_answers_lack_shows_its_count() -> None:
     assert "correct: not reported by all 29 answers; the mean is over those that" in shown(some)
 
 
+def test_intervals_of_few_problems_are_called_too_narrow() -> None:
+    few = " ".join(shown(evaluation([1] * 5), evaluation([1] * 5)).split())
+    assert "5 problems are few: intervals by bootstrap are too narrow." in few
+
+
 def test_numbers_are_unknown_if_all_rollouts_are_lost() -> None:
     text = shown(evaluation([np.nan], ["TimeoutError: " + "long " * 200]))
     assert "\nreward                 unknown   unknown" in text

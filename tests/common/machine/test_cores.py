@@ -104,6 +104,11 @@ def test_efficiency_cores_are_used_only_if_that_is_faster(
     assert usable_cores(frozenset(range(cpus)), _write(tmp_path, files)) == cores
 
 
+def test_unreadable_files_of_the_system_count_a_core_per_cpu(tmp_path: Path) -> None:
+    _write(tmp_path, {"sys/devices/cpu_atom/cpus": "4-", "proc/self/cgroup": "nonsense"})
+    assert usable_cores(frozenset({0, 3, 5}), tmp_path) == 3
+
+
 GROUP = "sys/fs/cgroup"
 
 

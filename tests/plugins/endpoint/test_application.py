@@ -167,6 +167,14 @@ def test_the_text_of_a_stream_takes_time_in_proportion_to_its_length(
     assert sum(lengths) < 10 * len(tokens_T) < len(tokens_T) ** 2 / 20
 
 
+def test_a_stop_text_that_is_a_special_token_cuts_answers() -> None:
+    translator = Translator(tokenizer_with(GEMMA), CONTEXT)
+    tokens_T = tuple(translator.tokenizer.encode("I see\nnext<end_of_turn>"))
+    action = Action(tokens_T, translator.texts.text(tokens_T), "stop")
+    draw = Draw(stop=("nowhere", "<end_of_turn>"))
+    assert translator.answer(Prompt((1,)), draw, action).content == "I see\nnext"
+
+
 def test_a_prompt_of_tokens_has_those_that_the_tokenizer_knows() -> None:
     """Which are not all below their number, where the tokenizer has holes."""
     vocabulary = {"<unk>": 0, "a": 1, "b": 4}
@@ -508,6 +516,28 @@ async def test_unsupported_fields_of_the_responses_api_are_refused(
     client, _ = asked()
     with pytest.raises(openai.BadRequestError, match=said):
         await client.responses.create(**{"model": "centre", "input": "Hello", **wrong})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_openais_agents_sdk_can_use_the_endpoint(stream: bool) -> None:
+    agents: Any = pytest.importorskip("agents", reason="openai-agents is not installed")
+    agents.set_tracing_disabled(True)
+    client, speaker = asked(CALL.replace("}}", ', "b": 2}}'), "It is 3.")
+    agents.set_default_openai_client(client, use_for_tracing=False)
+
+    @agents.function_tool
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    agent = agents.Agent(name="adder", instructions="Be brief.", tools=[add], model="centre")
+    if stream:
+        found = agents.Runner.run_streamed(agent, "1 + 2?")
+        kinds = [event.type async for event in found.stream_events()]
+        assert "raw_response_event" in kinds
+    else:
+        found = await agents.Runner.run(agent, "1 + 2?")
+    assert found.final_output == "It is 3."
+    assert "Be brief." in speaker.prompt() and "\n3\n" in speaker.prompt()
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -131,7 +131,7 @@ def test_no_more_questions_at_a_time_than_allowed() -> None:
     assert len(server.asked) == 18 and server.most <= 2
 
 
-@pytest.mark.parametrize("reply", [503, CUT, b'{"choices": []}', completion("  ")])
+@pytest.mark.parametrize("reply", [503, 429, CUT, b'{"choices": []}', completion("  ")])
 def test_what_may_be_better_the_next_time_is_asked_again_and_is_no_row(reply: object) -> None:
     with chat_server(failing(2, reply)) as server:
         rows = generate(server, num_rows=2)

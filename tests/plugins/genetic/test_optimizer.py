@@ -32,6 +32,7 @@ from es_cookbook.plugins.genetic.optimizer import (
     step_between,
     uniform,
 )
+from es_cookbook.plugins.quantised.spaces import QuantCodesSpace
 
 NAN = math.nan
 SPACE = FullRankSpace(shapes={"x": (6,)})
@@ -134,6 +135,18 @@ def test_the_step_goes_on_or_back_to_the_base() -> None:
     assert step(genes(3), BASE) == Step(decay=1.0)
     trunk = [gene(2)]
     assert in_order(trunk, genes(1, 3)) == [gene(1), gene(2), gene(3)]
+
+
+def test_genomes_of_quantised_codes_equal_the_individuals_bit_for_bit() -> None:
+    space = QuantCodesSpace(shapes={"w": (40, 30)}, highest_code=15)
+    codes = {"w": torch.full((40, 30), 7.0)}
+    a, b = frozenset({gene(0), gene(1, -0.5), gene(4)}), frozenset({gene(0), gene(1), gene(2)})
+    centre = Centre(codes, space, num_threads=1)
+    centre.apply(step_between([], in_order([], a)))
+    individual = centre.weights["w"].clone()
+    centre.apply(step_between(in_order([], a), in_order([], b)))
+    assert not torch.equal(centre.weights["w"], individual)
+    assert torch.equal(centre.perturbed(Genome(difference(a, b)), "w"), individual)
 
 
 # Selection.

@@ -1,5 +1,6 @@
 """How a learner gets at its gradients: in rows, in halves, in parts, in less memory."""
 
+import functools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from numba.core import config
 
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.plugins.gradients import learner as learner_module
-from es_cookbook.plugins.gradients.learner import Learner, dtype_of_products
+from es_cookbook.plugins.gradients.learner import Learner, adamw, dtype_of_products
 from es_cookbook.plugins.gradients.policy_gradient import PPO
 from es_cookbook.plugins.gradients.sft import likelihood
 from es_cookbook.rl.rollouts import Example
@@ -69,6 +70,19 @@ def test_a_step_tells_what_was_maximised_before_it(tiny_model: Callable[[str], P
     weighted = math.fsum(each.weight * each.count * math.fsum(told_T) for each, told_T in told)
     gain, norm = learner.step(examples, likelihood, 0.01, 0.25)
     assert gain == pytest.approx(0.25 * weighted, rel=1e-4) and norm > 0
+
+
+def test_a_first_step_of_adamw_has_the_length_of_the_rate_and_its_weight_decay(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    name, moved = "model.layers.0.mlp.up_proj.weight", list[torch.Tensor]()
+    for optimizers in (adamw, functools.partial(adamw, weight_decay=0.5)):
+        lm = load_causal_lm(str(tiny_model("qwen2")), "float32", torch.device("cpu"))
+        before = lm.get_parameter(name).detach().clone()
+        Learner(lm, [name], optimizers=optimizers).step(answers(), likelihood, 0.01, 0.25)
+        moved.append(lm.get_parameter(name).detach() - before)
+    assert moved[0].abs().median().item() == pytest.approx(0.01, rel=1e-2)
+    torch.testing.assert_close(moved[1], moved[0] - 0.01 * 0.5 * before, atol=1e-6, rtol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ import torch
 
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.schedules import Table
+from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.plugins.gradients.gradient_run import Gradients
 from es_cookbook.plugins.gradients.learner import Learner, learned_places
 from es_cookbook.plugins.gradients.policy_gradient import (
@@ -34,6 +36,7 @@ from es_cookbook.plugins.gradients.policy_gradient import (
     main,
     to_examples,
 )
+from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.objectives import PassAtK
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rollouts import Example, sequences_of
@@ -55,6 +58,7 @@ from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.runs.tracking.reading import read_run
 from tests.fakes import FakeEngine, problem
 from tests.grpo_runs import (
+    EchoGroup,
     check_resumed_as_if_never_stopped,
     gradient_config,
     metrics_of,
@@ -173,6 +177,25 @@ def test_with_pass_at_k_a_wrong_answer_costs_little_where_others_are_right() -> 
 
 
 # --- learning ------------------------------------------------------------------------------------
+
+
+async def test_log_probabilities_of_the_learner_equal_those_of_the_engine(model: Path) -> None:
+    builder = TorchEngineBuilder(device="cpu", num_lanes=1)
+    engine = await builder(model_name=str(model), search_space=FullRank())
+    sampling = SamplingParams(max_tokens=4, temperature=1.0, logprobs=True)
+    try:
+        sampler = PopulationSampler(engine, sampling=sampling)
+        groups = await sampler.rollout_centre([EchoGroup((7, 8), 2)], sampling, 8, generation=3)
+    finally:
+        await engine.close()
+    trajectories = cast(list[Trajectory], groups[0].trajectories_G_K[0])
+    examples = [example for each in trajectories for example in sequences_of(each, 1.0)]
+    assert len(examples) == 8 and {sum(each.learned_T) for each in examples} == {8}
+    lm = load_causal_lm(str(model), "float32", torch.device("cpu"))
+    learner = Learner(lm, ["model.norm.weight"], tokens_per_pass=64)
+    for example, found_T in zip(examples, learner.logprobs(examples), strict=True):
+        pairs = zip(example.sampled_T, example.learned_T, strict=True)
+        assert found_T == pytest.approx([logprob for logprob, own in pairs if own], abs=1e-4)
 
 
 async def test_rows_without_a_token_are_no_part_of_what_is_learned(tmp_path: Path) -> None:
@@ -349,6 +372,12 @@ def test_methods_weigh_texts_that_are_read(method: Weighted, weights: dict[int, 
     found = {each.tokens_T[1]: each.weight for each in examples if each.is_read}
     assert found == pytest.approx(weights)
     assert any(not each.is_read for each in examples), "and what was sampled"
+
+
+def test_a_group_of_equal_rewards_still_learns_to_read() -> None:
+    group = TrajectoryGroup([[thought(3, 1.0), thought(3, 1.0)]])
+    (example,), share = to_examples(Group(), [group])
+    assert (example.is_read, example.count, share) == (True, 2, 0.5)
 
 
 def test_both_parts_are_the_gradient_of_the_expected_reward(tmp_path: Path) -> None:

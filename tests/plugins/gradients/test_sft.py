@@ -12,9 +12,12 @@ from safetensors.torch import load_file
 from tokenizers import processors
 
 from es_cookbook.checkpoints.model_files import model_directory
+from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.plugins.gradients.sft import SFTConfig, main
+from es_cookbook.plugins.gradients.learner import Learner
+from es_cookbook.plugins.gradients.sft import SFTConfig, learn, main, surprise
 from es_cookbook.plugins.gradients.supervised import SupervisedRows
+from es_cookbook.rl.rollouts import Example
 from tests.chat_templates import CHATML, MISTRAL, tokenizer_with
 from tests.tiny_models import EOS, character_tokenizer
 from tools.small_model import EOS_ID
@@ -116,6 +119,12 @@ def test_all_that_a_turn_says_is_learned_as_the_template_writes_it(
     assert learned({"messages": messages}, template, tmp_path) == text
 
 
+def test_blanks_that_a_template_has_before_the_end_of_a_turn_are_learned(tmp_path: Path) -> None:
+    row = {"messages": [ASKED, turn("2"), ASKED, turn("3")]}
+    text = learned(row, MISTRAL, tmp_path, ("+ eos_token", "+ ' \\n' + eos_token"))
+    assert text == " 2 \n</s> 3 \n</s>"
+
+
 def test_a_thought_beside_the_answer_is_learned_where_the_template_has_a_place_for_it(
     tmp_path: Path,
 ) -> None:
@@ -186,6 +195,34 @@ def test_chats_that_have_no_system_message_get_the_one_that_is_given(tmp_path: P
 
 
 # --- learning ------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_the_mean_over_tokens_that_have_one(tiny_model: Callable[[str], Path]) -> None:
+    model = load_causal_lm(str(tiny_model("qwen2")), "float32", torch.device("cpu"))
+    learner = Learner(model, ["model.norm.weight"])
+    # The first token follows from nothing and has no loss.
+    examples = [Example((1, 2, 3), (True, True, True)), Example((1, 2), (True, False))]
+    expected = surprise(learner, examples)
+    assert learn(learner, examples, 0.0)[0] == pytest.approx(expected, rel=1e-5)
+    assert expected == pytest.approx(-sum(learner.logprobs(examples)[0]) / 2)
+
+
+def test_the_learning_rate_falls_and_an_interruption_leaves_no_output(
+    tiny_model: Callable[[str], Path], rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+
+    def step(self: Learner, _: object, __: object, rate: float, ___: float) -> tuple[float, float]:
+        if len(rates) == 4:
+            raise KeyboardInterrupt
+        rates.append(rate)
+        return 0.0, 0.0
+
+    monkeypatch.setattr(Learner, "step", step)
+    with pytest.raises(KeyboardInterrupt):
+        main(config(tiny_model("qwen2"), rows, tmp_path / "out", learning_rate=0.08))
+    assert rates == pytest.approx([0.08, 0.07, 0.06, 0.05]), "of eight steps, linearly"
+    assert not list(tmp_path.glob("out*"))
 
 
 @pytest.mark.parametrize("rank", [0, 4])

@@ -56,6 +56,16 @@ async def test_a_preference_for_the_first_place_cancels_and_is_measured() -> Non
     assert tally.metrics["first_wins"] == tally.metrics["swap_changes"] == 1.0
 
 
+@pytest.mark.parametrize(("opponents", "judgements"), [(4, 20 * 4), (99, 20 * 19)])
+async def test_a_ring_asks_about_each_pair_once_in_each_order(
+    opponents: int, judgements: int
+) -> None:
+    judge = Judge()
+    found, tally = await Tournament(opponents=opponents).win_rates(NUMBERS, judge, 0)
+    assert len(judge.asked) == len(set(judge.asked)) == tally.metrics["judgements"] == judgements
+    assert (found[0], found[19]) == pytest.approx((0.4, 0.6)), "against any opponents"
+
+
 async def test_against_one_answer_each_is_asked_once_in_each_order() -> None:
     judge = Judge()
     assert await rates(["1", "5", "3", "5"], judge, against="3") == pytest.approx(

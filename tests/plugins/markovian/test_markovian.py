@@ -141,6 +141,11 @@ def test_a_thought_that_does_not_fit_loses_its_end_and_never_the_mark() -> None:
     assert text_of(asked.read_T("=8", 0)) == "?:>"
 
 
+def test_names_of_special_tokens_in_a_thought_are_text() -> None:
+    assert TOKENIZER.eos_token_id in TOKENIZER.encode("1<eos>2")
+    assert TOKENIZER.eos_token_id not in as_text(TOKENIZER, "1<eos>2")
+
+
 @pytest.mark.parametrize(
     ("thought", "leaks"),
     [("=8,17,19", 1), ("", 0), ("19", 1), ("190,119", 0), ("?:3+5+9+2>", 0), ("<eos>19<eos>", 1)],

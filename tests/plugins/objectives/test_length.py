@@ -1,12 +1,19 @@
 """Length moves rewards as the formulas say, and never past what a reward may be."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.plugins.objectives.length import penalised
+from es_cookbook.plugins.objectives.length import normalised_fractions, penalised
 
 share = st.floats(0, 1)
+
+
+def test_lost_rollouts_do_not_count_among_lengths() -> None:
+    found = normalised_fractions(np.array([[20.0, 40.0], [np.nan, np.nan]]))
+    expected = [0.15865525393145707, 0.8413447460685429, np.nan, np.nan]
+    assert found.ravel().tolist() == pytest.approx(expected, nan_ok=True)
 
 
 @given(reward=share, strength=share, f=share, g=share)

@@ -29,10 +29,12 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.plan.plan import (
+    Machine,
     Plan,
     PlanConfig,
     check,
     core_rate,
+    machine_of,
     read_architecture,
     report,
 )
@@ -326,6 +328,14 @@ def test_a_model_that_is_not_counted_is_refused(
 
 
 # Machines.
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("24gb", Machine(1, 24)), ("4x16.5gb", Machine(4, 16.5)), ("laptop", Machine(0, 8))],
+)
+def test_machines_by_name(text: str, expected: Machine) -> None:
+    assert machine_of(text) == expected
 
 
 # The guide.

@@ -16,9 +16,9 @@ import pytest
 
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import one_line
-from es_cookbook.rl.types import Observation, SamplingParams
+from es_cookbook.rl.types import Action, Observation, SamplingParams
 from es_cookbook.runs.program import train
-from es_cookbook.runs.recorded import open_run, rebuild
+from es_cookbook.runs.recorded import RebuiltRun, open_run, rebuild
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import FakeEngineBuilder
 from tests.programs import Programs
@@ -111,6 +111,26 @@ def test_prompts_go_through_the_chat_template_unless_told_not_to(tmp_path: Path)
     assert plain != chat
     assert fed(tmp_path / "run", "A\n").stdout == f"{one_line(chat)}\n"
     assert fed(tmp_path / "run", "A\n", "chat=false").stdout == f"{one_line(plain)}\n"
+
+
+def test_typed_prompts_use_the_stop_strings_of_the_run(
+    fake_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[object, object]] = []
+
+    async def usual_stop(_: object) -> tuple[str, ...]:
+        return ("#",)
+
+    async def answer(
+        _: object, __: object, seen: Observation, how: SamplingParams, *_rest: object
+    ) -> Action:
+        asked.append((seen.usual_stop, how.stop))
+        return Action((0,), "x", "stop")
+
+    monkeypatch.setattr(RebuiltRun, "usual_stop", usual_stop)
+    monkeypatch.setattr(RebuiltRun, "answer", answer)
+    assert fed(fake_run, "A\n").stdout == "x\n"
+    assert asked == [(("#",), ())], "`stop` of the run is empty"
 
 
 def test_a_problem_is_a_line_with_what_its_env_said(log_path: Path) -> None:

@@ -399,6 +399,27 @@ open({str(told)!r}, "w").write(json.dumps(found))
     assert json.loads(told.read_text())["code"] == "invalid_api_key"
 
 
+async def test_a_worker_lives_on_and_each_key_opens_only_its_own_row(tmp_path: Path) -> None:
+    code = (
+        "kept = []\n"
+        + WORKER
+        + """
+    keys = [*kept, "nonsense"]
+    wrong = [ask("x", task["base_url"], key)["code"] for key in keys]
+    kept.append(task["api_key"])
+    first = asked(row["question"])
+    rights = set(wrong) == {"invalid_api_key"} and len(set(kept)) == len(kept)
+    result = {"id": task["id"], "reward": len(first) + int(first[0]) if rights else -1}
+    print(json.dumps({**result, "metrics": {"pid": os.getpid()}}), flush=True)
+"""
+    )
+    rows = [{"question": "x" * n} for n in (1, 2, 3)]
+    groups, _ = await run([problem(tmp_path, code, r, rows_at_once=1, at_once=1) for r in rows])
+    rewards, pids = rewards_and_pids(groups)
+    assert (rewards, len(pids)) == ([[3, 4, 5], [4, 5, 6], [5, 6, 7]], 1)
+    assert [len(only(groups, g).transitions) for g in range(3)] == [1, 1, 1]
+
+
 async def test_a_worker_that_fails_loses_its_rows_and_another_takes_its_place(
     tmp_path: Path,
 ) -> None:

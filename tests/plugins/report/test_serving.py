@@ -3,6 +3,9 @@
 import gzip
 import json
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -56,3 +59,19 @@ async def test_additions_to_a_run_are_served_under_a_new_version(
     assert charts["runs"][0]["columns"]["progress/generation"] == [0, 1, 2, 2]
     run.rename(run.with_name("moved"))
     assert (await client.get("/token/charts")).status_code == 200, "a deleted run is still shown"
+
+
+@pytest.mark.slow
+def test_the_command_serves_at_its_address_alone_until_it_is_interrupted(run: Path) -> None:
+    command = [sys.executable, "-m", "es_cookbook", "report", str(run), "watch=true"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = httpx.URL(server.stdout.readline().split()[0])
+            assert len(url.path) > 30 and url.host == "127.0.0.1"
+            found = [httpx.get(url.join(path)).status_code for path in ("", "charts", "/", "/x/")]
+            assert found == [200, 200, 404, 404]
+            assert httpx.get(url, headers={"Host": "example.org"}).status_code == 400
+        finally:
+            server.send_signal(signal.SIGINT)
+    assert server.returncode in (0, 130)

@@ -51,6 +51,13 @@ def test_the_policy_lets_its_own_program_run_and_nothing_else(tmp_path: Path) ->
         assert rules[source] == f"'sha256-{digest}'"
 
 
+def test_the_program_of_the_page_takes_no_data_as_markup(tmp_path: Path) -> None:
+    page = written(tmp_path)
+    program = page[page.index('"use strict";') :]
+    for name in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+        assert name not in program, name
+
+
 def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("old")
     with pytest.raises(RunDirectoryError):

@@ -62,3 +62,9 @@ def test_a_row_without_a_good_answer_is_refused(row: dict[str, object], sentence
     with pytest.raises(DataError) as refused:
         Conciseness().check_row(row)
     assert sentence in str(refused.value)
+
+
+def test_a_letter_and_its_accent_are_one_character() -> None:
+    for answer, gold in (("cafe\u0301", "caf\u00e9"), ("Caf\u00e9", "cafe\u0301")):
+        reward, metrics = Conciseness()(answer, {"answer": gold})
+        assert (reward, metrics["concise"], metrics["length"]) == (0.0, 1.0, 4.0)

@@ -116,3 +116,12 @@ def test_a_row_is_worked_out_as_in_gsm8k() -> None:
             result = int(found[5])
         assert result == problem.result
         assert all(str(number) in problem.question for number in problem.numbers)
+
+
+def test_folds_share_no_numbers_in_any_order() -> None:
+    def numbers(seed: int, folds: list[int]) -> set[tuple[int, ...]]:
+        stream = itertools.islice(generate_problems(seed, folds), 300)
+        return {tuple(sorted(problem.numbers)) for problem in stream}
+
+    assert numbers(0, [0]).isdisjoint(numbers(1, [1, 2, 3]))
+    assert numbers(0, [0]) & numbers(1, [0])

@@ -47,6 +47,11 @@ def test_an_answer_ends_with_the_token_that_completes_a_stop_text(
         assert texts().before((stop,), text) == left
 
 
+@pytest.mark.parametrize(("text", "said"), [("<x>1</x>", "1</x>"), ("e\u0301", "\u00e9")])
+def test_said_texts_have_no_special_tokens_and_are_normalised(text: str, said: str) -> None:
+    assert AnswerTexts(byte_tokenizer(MARKS, composes=True)).said(text) == said
+
+
 @pytest.mark.parametrize("stop", ["é", "\n", "é b", "😀é"])
 def test_a_stop_text_is_found_among_characters_that_are_bytes_whose_decoder_joins_them(
     stop: str,

@@ -69,6 +69,13 @@ def test_over_five_turns_the_tokens_are_those_sampled_and_the_text_the_templates
         assert list(after_T) != tokenizer.encode(whole, add_special_tokens=False)
 
 
+def test_the_template_ends_a_turn_that_a_stop_string_has_ended() -> None:
+    tokenizer = tokenizer_with(CHATML)
+    stopped = Action(tuple(tokenizer.encode("so</tool_call>")), "so</tool_call>", "stop")
+    added = Renderer(tokenizer).added(stopped, [user("x")])
+    assert str(tokenizer.decode(added)).startswith("<|im_end|>\n<|im_start|>user\nx<|im_end|>")
+
+
 @pytest.mark.parametrize(
     ("template", "with_tools", "sentence"),
     [

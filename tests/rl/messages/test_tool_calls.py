@@ -104,6 +104,12 @@ def test_a_json_object_that_is_nothing_like_a_call_is_an_answer(text: str) -> No
     assert len(parse_tool_calls(near, "llama").problems) == 1
 
 
+def test_arguments_may_be_a_string_of_json() -> None:
+    quoted = '{"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": 2}"}'
+    text = f"So <tool_call>{quoted}</tool_call> "
+    assert parse_tool_calls(text, "hermes") == Parsed("So", (ADD,))
+
+
 def test_a_call_that_is_not_closed_is_told() -> None:
     parsed = parse_tool_calls(f"<tool_call>{JSON}", "hermes")
     problem = "a tool call is not closed: </tool_call> is missing"
