@@ -26,8 +26,6 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
-from es_cookbook.common.machine.processes import ran
-
 SHARE = "ES_COOKBOOK_MACHINE_SHARE"
 """The environment variable by which a pool tells an engine how many share the machine: 0.5."""
 _ROOT = Path("/")
@@ -124,6 +122,8 @@ def _numbers(path: Path) -> set[int]:
 
 def _performance_cores() -> int | None:
     """Apple's performance cores (the others are a third as fast); None if unknown."""
+    from es_cookbook.common.machine.processes import ran  # Most runs start no processes.
+
     asked = ["/usr/sbin/sysctl", "-n", "hw.perflevel0.physicalcpu"]
     try:
         return int(ran(asked)[1]) or None

@@ -121,8 +121,12 @@ def test_all_that_a_turn_says_is_learned_as_the_template_writes_it(
 
 def test_blanks_that_a_template_has_before_the_end_of_a_turn_are_learned(tmp_path: Path) -> None:
     row = {"messages": [ASKED, turn("2"), ASKED, turn("3")]}
-    text = learned(row, MISTRAL, tmp_path, ("+ eos_token", "+ ' \\n' + eos_token"))
-    assert text == " 2 \n</s> 3 \n</s>"
+    changed = "+ eos_token", "+ ' \\n' + eos_token"
+    assert learned(row, MISTRAL, tmp_path, changed) == " 2 \n</s> 3 \n</s>"
+    tokenizer = tokenizer_with(MISTRAL)
+    tokenizer.chat_template = MISTRAL.replace(*changed)
+    ((example,), _) = SupervisedRows(source=str(tmp_path / "rows.jsonl"))(tokenizer)
+    assert str(tokenizer.decode(list(example.tokens_T))).count(" \n</s>") == 2, "once each"
 
 
 def test_a_thought_beside_the_answer_is_learned_where_the_template_has_a_place_for_it(
