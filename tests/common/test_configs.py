@@ -115,6 +115,15 @@ def test_partials_and_functions_are_written_by_name_and_rebuilt() -> None:
     assert config_from_json(config_to_json(WithFunctions()), TRUST) == WithFunctions()
 
 
+def test_defaults_are_written_so_that_later_ones_do_not_change_an_old_run() -> None:
+    assert json.loads(config_to_json(Large())) == {
+        "$format": 1,
+        "$class": f"{__name__}:Large",
+        "size": 1,
+        "weight": 2.0,
+    }
+
+
 scalars = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False)
 values = st.recursive(
     scalars,

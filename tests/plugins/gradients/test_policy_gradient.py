@@ -37,6 +37,7 @@ from es_cookbook.plugins.gradients.policy_gradient import (
     to_examples,
 )
 from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.objectives import PassAtK
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rollouts import Example, sequences_of
@@ -51,6 +52,7 @@ from es_cookbook.rl.types import (
     TrajectoryGroup,
     Transition,
 )
+from es_cookbook.runs.directory.directory import read_trained_on
 from es_cookbook.runs.program import train
 from es_cookbook.runs.setup import opened
 from es_cookbook.runs.tracking.curves import points
@@ -311,6 +313,14 @@ def test_other_tools_read_the_run_directory(model: Path, tmp_path: Path) -> None
         assert found.items() <= {k[5:]: v for k, v in row.items() if k.startswith("test/")}.items()
     refused = told("evaluate", "trust=tests", f"log_path={log_path}", "generation=3")
     assert "keeps only its last checkpoint" in refused
+
+
+def test_a_run_records_what_it_trains_on(model: Path, tmp_path: Path) -> None:
+    dataset = CountdownDatasetBuilder(num_train=4, num_test=2, problems_per_generation=2)
+    anyio.run(main, config(model, tmp_path, dataset=dataset, attempts=2, num_generations=1))
+    known, built = read_trained_on(tmp_path), anyio.run(dataset, FakeEngine().tokenizer)
+    assert known is not None and len(known.digests) == 8, "a content and a prompt for each"
+    assert known.overlap(problem.digests for problem in built.train.training_problems) == 4
 
 
 @pytest.mark.parametrize(
