@@ -185,13 +185,19 @@ _MARK = re.compile(
     r" ?(\d{1,6}))?[^\w%]*",
     re.IGNORECASE,
 )
+_NAMES = re.compile(
+    r"\b(?:score|rating|rate|mark|grade|give|award|deserves|gets|points?|stars?)\b", re.IGNORECASE
+)
+_LIST = re.compile(r"^[^\w\n]*\d{1,2}[.)] +(?=\S)", re.MULTILINE)
+"""The number of a reason in a list of them."""
 
 
 def mark_in(said: str, best: float) -> float:
     """The one mark that a judge's reply gives, outside of thoughts.
 
     It is a whole line or sentence, alone or with words that only name it (`Score: 8`, `I give it
-    8.`), perhaps before the best one (`8/10`, `8 out of 10`, `8 on a scale from 0 to 10`).
+    8.`), perhaps before the best one (`8/10`, `8 out of 10`, `8 on a scale from 0 to 10`). Numbers
+    of a list, and of what the answer is, are not marks.
 
     >>> mark_in("**9 / 10**", 10), mark_in("I give it 8. It has 2 mistakes.", 10)
     (9.0, 8.0)
@@ -200,9 +206,13 @@ def mark_in(said: str, best: float) -> float:
         AskAgainError: There is none from 0 to `best`, there are several, or another is the best.
     """
     plain = re.sub(r"[*_`#]+|\\boxed", " ", spoken(said)[-_LONGEST_REPLY:])
-    pieces = re.split(r"\n|(?<=[.!?;])\s", plain)
+    pieces = re.split(r"\n|(?<=[.!?;])\s", _LIST.sub("", plain))
     texts = (" ".join(each.split()) for each in pieces if each.strip())
-    found = [mark for mark in map(_MARK.fullmatch, texts) if mark is not None]
+    found = [
+        mark
+        for mark in map(_MARK.fullmatch, texts)
+        if mark and (mark[2] or _NAMES.search(mark[0]) or not re.search("[A-Za-z]", mark[0]))
+    ]
     if any(mark[2] and float(mark[2]) != best for mark in found):
         raise AskAgainError(f"a mark of another best than {best:g} in {said!r:.60}")
     marks = {float(mark[1].replace(",", ".")) for mark in found}

@@ -61,9 +61,12 @@ MARKS: dict[str, Callable[[int, int], str]] = {
     "reason": lambda m, o: f"It makes {o} mistakes.\n\nMark: {m}",
     "last line": lambda m, o: f"There are {o} steps, all of them right.\n{m}",
     "decimal": lambda m, o: f"Score: {m}.0",
+    "after a list": lambda m, o: f"1. It is right.\n2. The answer is {o}.\n\nScore: {m}",
 }
 NO_MARKS: dict[str, Callable[[int, int], str]] = {
     "percent": lambda m, o: f"{m}%",
+    "list": lambda m, o: f"{m}. It is right and clear.",
+    "answer": lambda m, o: f"The answer is {m}.",
     "another best": lambda m, o: f"{m}/{o + 20}",
     "two": lambda m, o: f"Style: {m}/10, facts: {(m + 1) % 11}/10",
     "range": lambda m, o: f"{m}-{m + 1}",
