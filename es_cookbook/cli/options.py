@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @chz.chz
 class Recorded:
-    """A run, by its directory."""
+    """A recorded run, given by its directory."""
 
     log_path: str = chz.field(doc="run directory", metadata=UNNAMED)
     trust: tuple[str, ...] = chz.field(

@@ -71,7 +71,7 @@ def cli() -> None:
 
 
 def with_sizes(options: Sequence[str]) -> list[str]:
-    """Options with the names of the sizes that are free in place of `size=auto`, the default.
+    """Replace `size=auto` (the default) by the names of the sizes that the user left open.
 
     If `num_generations` is given without `minutes`, the length of the run is not chosen either.
 

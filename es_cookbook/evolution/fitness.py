@@ -222,7 +222,7 @@ def total_scores(rewards_P_G: Floats, added: Added = ()) -> Floats:
 
 
 def centred_scores(rewards_P_G: Floats) -> Floats:
-    """A genome's mean, over the problems that it has, of its reward minus the problem's; or NaN.
+    """Return each genome's mean reward relative to the problems' means; NaN if it has no rewards.
 
     Genomes with the same rewards in another order get exactly the same score (the sums are
     correctly rounded), and all scores are exactly zero when they differ by no more than rounding.

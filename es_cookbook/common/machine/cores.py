@@ -90,7 +90,7 @@ def core_groups(cpus: Collection[int], root: Path = _ROOT) -> list[tuple[int, ..
 
 @functools.cache
 def usable_cores(cpus: frozenset[int], root: Path = _ROOT) -> int:
-    """Cores of some CPUs that are worth a thread each, within the quota.
+    """Count the cores of these CPUs that should each run a thread, within the CPU quota.
 
     Args:
         cpus: CPUs that may be used.

@@ -281,7 +281,7 @@ class SearchSpace(ABC):
         """
 
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
-        """`add_terms_` of these terms, for weights on a device that the Triton programs serve.
+        """Return a function that adds these terms to weights on a GPU, as `add_terms_` does.
 
         Spaces whose noise those programs make send the terms there now, once for all weights with
         the same share of them. All others make it on the CPU and send that, with the same bits.

@@ -123,7 +123,7 @@ class PlanConfig:
 
 
 def read_architecture(model_name: str) -> "PreTrainedModel":
-    """The model on the meta device, which takes no memory; a directory needs no weights.
+    """Build the model on the meta device, without memory; its directory needs no weights.
 
     Raises:
         ModelError: It cannot be read, or has parts that are not counted.

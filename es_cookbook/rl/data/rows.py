@@ -69,7 +69,7 @@ class Row:
         return self._first((name,))[1]
 
     def printed(self, name: str) -> str:
-        """The value of field `name`, which must exist, as texts show it."""
+        """Return the text of a row's field `name`, which must exist."""
         try:
             return text_of(self.fields, name)
         except DataError as error:

@@ -171,7 +171,7 @@ def begin_in(
 def with_length(config_json: str, num_generations: int) -> str:
     """A recorded Config with this number of generations."""
     plain = json.loads(config_json)
-    if plain["num_generations"] == num_generations:
+    if plain.get("num_generations") == num_generations:
         return config_json
     plain["num_generations"] = num_generations
     return json.dumps(plain, indent=2, ensure_ascii=False)
