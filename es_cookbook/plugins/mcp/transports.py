@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
 _MOST_BYTES = 4 << 20
-"""Limit on a message of a process, or a response over HTTP, in bytes."""
+"""Limit on a process's message, on what it leaves unread, and on a response over HTTP, in bytes."""
 _MOST_WAITING = 1024
 """Limit on the messages of a process that are not handled yet."""
 _SECONDS_TO_END = 1.0
@@ -63,7 +63,10 @@ async def stdio(command: str, ended: Callable[[str], None]) -> "AsyncGenerator[T
     async def write() -> None:
         async for each in said:
             text = each.message.model_dump_json(by_alias=True, exclude_unset=True)
-            process.write(text.encode() + b"\n")
+            if process.write(text.encode() + b"\n") > _MOST_BYTES:
+                ended(f"left more than {_MOST_BYTES >> 20} MiB unread")
+                process.kill()
+                return
 
     async def watch() -> None:
         await process.wait()

@@ -246,6 +246,10 @@ def once(name):
         ("def call(id, _): result(id, 'x' * 5_000_000)", "more than 4 MiB"),
         ("def call(*_):\n while True: sys.stdout.write('x' * 99_999)", "more than 4 MiB"),
         ("def call(*_):\n while True: say(id=7, method='ping')", "than 1,024 messages at once"),
+        (
+            "def call(*_):\n while True: say(id='x' * 99_999, method='ping'); time.sleep(0.01)",
+            "than 4 MiB unread",
+        ),
         # An error of its own, by a code that the library uses for a connection that has ended.
         ("def call(id, _): say(id=id, error={'code': -32000, 'message': 'busy'})", "error: busy$"),
     ],
