@@ -1,7 +1,9 @@
 """The loop records what it did, measures what it promises, and goes on exactly where it stopped."""
 
+import dataclasses
 import functools
 import json
+import math
 import shutil
 import sys
 from collections.abc import Mapping
@@ -18,6 +20,7 @@ from es_cookbook.common.errors import (
     ModelError,
     RunDirectoryError,
 )
+from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.schedules import Constant, Linear, Schedule
@@ -29,6 +32,7 @@ from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.plugins.regularisers.preference import PreferencePairs
 from es_cookbook.rl.objectives import MaxOfK
 from es_cookbook.rl.surrogate import Surrogate
+from es_cookbook.rl.types import Action
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
@@ -40,6 +44,24 @@ from tests.tiny_run import BASE, TinyConfig, assert_same_run, contents, tiny, un
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
+
+
+async def test_steps_from_rewards_use_no_log_probability_of_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So kernels that differ between a sampler and a trainer cannot bias a step."""
+
+    async def sample(self: FakeEngine, request: SampleRequest) -> Action:
+        action = await plain(self, request)
+        return dataclasses.replace(action, logprobs_T=(math.nan,) * len(action.tokens_T))
+
+    plain = FakeEngine.sample
+    await train(tiny(tmp_path / "right"))
+    monkeypatch.setattr(FakeEngine, "sample", sample)
+    monkeypatch.delattr(FakeEngine, "logprobs")
+    await train(tiny(tmp_path / "wrong"))
+    right, wrong = ((tmp_path / name / "history.jsonl").read_bytes() for name in ("right", "wrong"))
+    assert right == wrong
 
 
 async def test_a_run_records_every_generation_and_measures_what_it_promises(tmp_path: Path) -> None:
