@@ -10,7 +10,7 @@ NAMES`, a section for each name that a user may choose for a field, with the doc
 too after `modules`; `classes`, the docstrings and signatures of classes or functions; `commands`, a
 section for each command; `recipes`, a table of what each shows, the second paragraph of its
 package's docstring; `settings`, a table of the recipes' settings; `result NAME`, a table that a
-benchmark has written.
+benchmark has written; `baselines`, a row for each recorded run (`docs/baselines.py`).
 
 The site has `llms.txt` (https://llmstxt.org), too: the list of its pages.
 """
@@ -36,7 +36,7 @@ from es_cookbook.common.trust import resolve
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 GENERATED = re.compile(
-    r"<!-- (options|about|parts|classes|commands|recipes|settings|result)\b([^>]*)-->\n"
+    r"<!-- (options|about|parts|classes|commands|recipes|settings|result|baselines)\b([^>]*)-->\n"
     r"\*`make docs` fills this in.*"
 )
 _PACKAGE = str(ROOT / "es_cookbook")
@@ -134,6 +134,13 @@ def result(name: str) -> str:
     return (ROOT / f"benchmarks/results/{name}.md").read_text(encoding="utf-8")
 
 
+def baselines() -> str:
+    """A row for each recorded run."""
+    from docs.baselines import table  # with torch
+
+    return table()
+
+
 def llms() -> str:
     """llms.txt: the pages of the site by the captions of its contents, and how each begins."""
     index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
@@ -172,6 +179,7 @@ _MAKERS: Mapping[str, Callable[..., str]] = {
     "recipes": recipes,
     "settings": settings,
     "result": result,
+    "baselines": baselines,
 }
 
 

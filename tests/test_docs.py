@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.causal_lms import CAUSAL_LM_CLASSES, UNBUILDABLE
 from benchmarks.model_families import PAGE, counts, documented, said_of
+from docs.baselines import rows, studied
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.rollouts import run_rollout
@@ -91,6 +92,47 @@ def test_every_file_that_the_pages_link_to_exists() -> None:
         if "://" not in target and not (page.parent / target).exists()
     ]
     assert missing == []
+
+
+def test_every_paper_that_is_cited_is_on_the_page_of_papers() -> None:
+    pages = [*(ROOT / "docs").rglob("*.md"), *PACKAGE.rglob("*.md"), *PACKAGE.rglob("*.py")]
+    cited = r"(?:arXiv[: ]*|arxiv\.org/abs/)(\d{4}\.\d{4,5})"
+    numbers = {number for page in pages for number in re.findall(cited, page.read_text("utf-8"))}
+    page = (ROOT / "docs/papers.md").read_text(encoding="utf-8")
+    assert numbers - set(re.findall(r"abs/(\d{4}\.\d{4,5})", page)) == set()
+
+
+def test_the_tests_that_pages_name_exist() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    named = r"`(tests/[\w/]+\.py)::(\w+)`"
+    found = {pair for page in pages for pair in re.findall(named, page.read_text("utf-8"))}
+    missing = [f for f in found if f"def {f[1]}(" not in (ROOT / f[0]).read_text("utf-8")]
+    assert len(found) >= 4 and missing == []
+
+
+def test_every_row_of_the_baselines_has_a_file_and_a_command() -> None:
+    found = rows()
+    assert len(found) >= 30
+    assert all(row.source.exists() and row.command.startswith("python -m") for row in found)
+    assert all(row.metrics is None or row.metrics.exists() for row in found)
+    assert {row.learns.partition(" of")[0] for row in found} == {"rewards", "gold answers"}
+    assert any("7.0 → 64.0 (63.0 … 66.0) %" in row.score for row in found), "the recipe chat"
+
+
+def test_a_contestant_of_the_study_is_a_row_of_the_baselines(tmp_path: Path) -> None:
+    ends = [
+        {"points": [{"score": 0.1}, {"score": x, "seconds": 9, "evaluations": 8}]}
+        for x in (0.5, 0.7)
+    ]
+    found = {
+        "command": "python -m benchmarks.study sums",
+        "machine": {"cpu": "AMD EPYC", "gpu": None, "threads": 2},
+        "contestants": {"es": {"told": "gold answers", "runs": ends}},
+    }
+    (tmp_path / "sums.json").write_text(json.dumps(found))
+    (row,) = studied(tmp_path)
+    assert (row.task, row.learns, row.seconds) == ("chat: sums, fold 3", "gold answers", "9")
+    assert (row.rollouts, row.score) == ("8 scores", "10.0 → 60.0 (50.0 … 70.0) %")
 
 
 def folders_of_the_tree() -> set[str]:

@@ -61,6 +61,7 @@ def test_the_site_builds_without_warnings_and_asks_nobody(tmp_path: Path) -> Non
     styles = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
     assert not any(is_remote(url) for css in styles for url in re.findall(r"url\(\W?(.*?)\)", css))
     assert "<td><p>0.005</p></td>" in pages[site / "docs/hyper_parameters.html"], "of rush_hour"
+    assert "64.0 (63.0 … 66.0) %" in pages[site / "docs/baselines.html"], "sums of the recipe chat"
     assert "XLNetLMHeadModel" in pages[site / "docs/models.html"]
     optimizers = pages[site / "docs/builders/optimizers.html"]
     assert "genomes in mirrored pairs" in optimizers
