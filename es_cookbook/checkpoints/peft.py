@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from es_cookbook.checkpoints.linear_weights import linear_weights, split_member
 from es_cookbook.checkpoints.models import load_architecture
@@ -149,6 +149,21 @@ def _read_factors(path: Path, weights: Sequence[str]) -> dict[str, torch.Tensor]
             b = b.unflatten(1, (-1, num_experts[parameter]))[:, :, expert].contiguous()
         factors |= zip(factor_names(weight), (a, b), strict=True)
     return factors
+
+
+def write_prompt(directory: Path, prompt: torch.Tensor, base: str) -> None:
+    """Write a soft prompt, (tokens, hidden), as PEFT's prompt tuning of a base does."""
+    save_file({"prompt_embeddings": prompt.contiguous()}, directory / _WEIGHTS)
+    config: dict[str, object] = {
+        "peft_type": "PROMPT_TUNING",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "num_virtual_tokens": len(prompt),
+        "token_dim": prompt.shape[1],
+        "num_transformer_submodules": 1,
+        "inference_mode": True,
+    }
+    (directory / _CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
 def write_adapter(

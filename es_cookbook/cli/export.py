@@ -81,7 +81,7 @@ def export(config: ExportConfig) -> str:
 
 
 def _check_options(config: ExportConfig, replay: "Replay") -> None:
-    if config.rank is None:
+    if config.rank is None or replay.space.vectors is not None:
         return
     if config.merge:
         raise ConfigError("rank gives an adapter and merge=true a whole model; give one of them")

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 
 from es_cookbook.checkpoints.linear_weights import named_weights
-from es_cookbook.checkpoints.models import load_causal_lm, parameter_infos
-from es_cookbook.checkpoints.peft import read_adapter
+from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.checkpoints.quantised import parameter_name, quantised_layers
 from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.configs import config_to_json
@@ -18,6 +17,7 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.runs.centre.replay import space_of
 from es_cookbook.runs.centre.snapshots import SnapshotWriter
 from es_cookbook.runs.history.format import Record
 from es_cookbook.runs.history.store import HistoryStore, header_of
@@ -71,7 +71,7 @@ def record_run(
     for layer, weight in quantised_layers(loaded):
         parts = weight.parameters().items()
         parameters |= {parameter_name(layer, kind): tensor for kind, tensor in parts}
-    centre = Centre(parameters, space(parameter_infos(loaded), read_adapter))
+    centre = Centre(parameters, space_of(space, str(model)))
     recorded = Recorded(path, [centre.fingerprint()], [clone(centre.weights)])
     history = HistoryStore(path / "history.jsonl", header_of(str(model), dtype_name(loaded.dtype)))
     for generation, step in enumerate(steps):

@@ -31,11 +31,11 @@ ITSELF = "es that finds its numbers"
 SETTINGS: dict[str, list[str]] = {
     "momentum": ["optimizer.window=3"],
     "adam": ["optimizer.window=3", "optimizer.learning_rate=0.01"],
-    "rmsprop": ["optimizer.moments=block", "optimizer.learning_rate=0.01"],
+    "rmsprop": ["search_space=steering", "optimizer.moments=block", "optimizer.learning_rate=0.01"],
     "clip_up": ["optimizer.max_speed=0.01", "optimizer.learning_rate=0.01"],
     "muon": ["optimizer.window=3", "optimizer.weight_decay=0.1"],
     "cma": ["search_space=full_rank", "search_space.include=*norm*"],
-    "sep_cma": ["search_space=adapter", "search_space.rank=2"],
+    "sep_cma": ["search_space=soft_prompt", "search_space.text=ab", "search_space.num_tokens=3"],
     "fzoo": ["search_space.noise=rademacher", "fitness=raw"],
     "lozo": ["search_space=lazy_low_rank", "search_space.rank=2", "optimizer.interval=2"],
     "qes": ["search_space=quant_codes", "optimizer.sigma=2.0", "optimizer.learning_rate=1.0"],

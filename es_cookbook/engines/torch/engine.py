@@ -92,7 +92,7 @@ class TorchEngineBuilder(ModelEngineBuilder):
         from es_cookbook.engines.torch.host import load
         from es_cookbook.engines.torch.self_check import right_path
 
-        options = self.dtype, self.products, self.device
+        options = self.dtype, self.products, self.device, self.context_length
         model, tokenizer, space, products = load(model_name, search_space, *options)
         path, cache_size = right_path(model, space, self.context_length(model), products)
         return self.around(model, tokenizer, space, path, cache_size)

@@ -112,7 +112,7 @@ class FlatForward(Forward):
         for work, lease in zip(works, leases, strict=True):
             self.num_cached += lease.first
             if isinstance(work.request, SampleRequest) and work.request.progress:
-                work.request.progress.cached_tokens = lease.first
+                work.request.progress.cached_tokens = max(0, lease.first - len(work.virtual_T))
             self.num_prefilled += work.num_prompt - lease.first
 
     @override

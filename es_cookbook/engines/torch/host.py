@@ -5,7 +5,7 @@ Its builder is in a separate module (`engine`): a Config is made, shown and chec
 
 import asyncio
 import threading
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from es_cookbook.engines.torch.kernels.products import (
     multiplies_int8,
     products_of,
 )
+from es_cookbook.engines.torch.kernels.vectors import check_vectors
 from es_cookbook.engines.torch.lane import Answer, Lane, WorkQueue
 from es_cookbook.engines.torch.memory import CachePlan, check_weights_fit, trim, weight_bytes
 from es_cookbook.engines.torch.own import OwnForward
@@ -58,7 +59,12 @@ from es_cookbook.rl.types import Action
 
 
 def load(
-    model_name: str, search_space: SearchSpaceBuilder, dtype: str, products: str, device_name: str
+    model_name: str,
+    search_space: SearchSpaceBuilder,
+    dtype: str,
+    products: str,
+    device_name: str,
+    context_length: Callable[[PreTrainedModel], int],
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, SearchSpace, torch.dtype]:
     """Load a model on its device, after it is known to fit there.
 
@@ -68,6 +74,7 @@ def load(
         dtype: `engine.dtype`, of weights.
         products: `engine.products`.
         device_name: `engine.device`.
+        context_length: most tokens of a request of a model.
 
     Returns:
         The model, its tokenizer, the search space over it, and the dtype of its products.
@@ -78,8 +85,10 @@ def load(
     """
     device = _device(device_name)
     tokenizer = load_tokenizer(model_name)
+    search_space = search_space.tokenized(partial(tokenizer.encode, add_special_tokens=False))
     architecture = architecture_for(search_space, model_name)
     space = search_space(parameter_infos(architecture), _read_adapter)
+    check_vectors(architecture, space, context_length(architecture))
     if products == "int8" and space.is_dense:
         raise ConfigError(
             "engine.products=int8 rounds the weights that genomes share, and in this search space "
@@ -186,9 +195,8 @@ class TorchEngine(Engine):
         self._outbox: list[Work] = []
         base_dtype = dtype_name(model.dtype)
         products = dtype_name(path.products) if path.products is not None else None
-        self.traits = EngineTraits(
-            weights.capacity, plan.context_length, base_dtype, products=products
-        )
+        context_length = plan.context_length - self.space.num_virtual
+        self.traits = EngineTraits(weights.capacity, context_length, base_dtype, products=products)
         self._queue = WorkQueue(plan.num_lanes)
         cache = self._cache = new_cache(model.device, plan.num_blocks, path.kept)
         self._prefixes = PrefixCache(cache, plan.num_idle_blocks)
@@ -307,7 +315,8 @@ class TorchEngine(Engine):
     ) -> Answer:
         with self._usage.request():
             model, row = self._weights.answering(request.target)
-            work = Work(request, model, row, limit, self._prefixes.version, wants_tops)
+            virtual_T = self._weights.virtual_tokens(request.target)
+            work = Work(request, model, row, limit, self._prefixes.version, wants_tops, virtual_T)
             loop = asyncio.get_running_loop()
             self._requests += 1
             future = self._in_flight[work] = loop.create_future()

@@ -75,6 +75,7 @@ from es_cookbook.engines.torch.kernels.modules import (
 )
 from es_cookbook.engines.torch.kernels.products import PackedWeight, multiply
 from es_cookbook.engines.torch.kernels.rows import RankFactors, add_low_rank
+from es_cookbook.engines.torch.kernels.vectors import VectorFactors, VectorTable
 
 if TYPE_CHECKING:
     from es_cookbook.engines.torch.kernels.int8 import Int8Weight
@@ -105,6 +106,9 @@ class LowRankTable:
     a_G_R_N: torch.Tensor
     b_G_N_R: torch.Tensor
     columns_R: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.a_G_R_N)
 
     def rows(self, genome_of_block: torch.Tensor) -> "GroupFactors":
         """The layers' factors for blocks of these genomes."""
@@ -169,7 +173,7 @@ class LowRankRows:
         return self._table.b_G_N_R[genome] @ self._table.a_G_R_N[genome, :, columns]
 
 
-GroupFactors: TypeAlias = LowRankRows | ExpertFactors
+GroupFactors: TypeAlias = LowRankRows | ExpertFactors | VectorFactors
 Factors: TypeAlias = Sequence[GroupFactors | None]
 """Low-rank parts of each group for the blocks of a batch; None: not perturbed."""
 
@@ -219,9 +223,14 @@ def _batch() -> Batch:
     return _current.batch
 
 
-def _expert_factors(group: ExpertGroup) -> ExpertFactors | None:
+def factors_of(index: int) -> GroupFactors | None:
+    """Those of a group or table for the batch of the calling thread."""
     factors = _batch().factors
-    return None if factors is None else cast("ExpertFactors | None", factors[group.index])
+    return None if factors is None else factors[index]
+
+
+def _expert_factors(group: ExpertGroup) -> ExpertFactors | None:
+    return cast("ExpertFactors | None", factors_of(group.index))
 
 
 def _bias(layer: nn.Linear | Conv1D) -> nn.Parameter | None:
@@ -419,7 +428,8 @@ class PopulationModel:
     Attributes:
         module: the model; its parameters keep their Hugging Face names.
         groups: linear layers and experts, as they are computed.
-        tables: low-rank parts for each group, or None where no low-rank genomes are resident.
+        tables: low-rank parts for each group, and then vectors; None where all genomes are the last
+            row, or dense.
     """
 
     def __init__(self, module: PreTrainedModel, path: Path = FLAT) -> None:
@@ -429,7 +439,7 @@ class PopulationModel:
         if path.wide:
             widen(self.module)
         self.groups: list[LinearGroup | ExpertGroup] = []
-        self.tables: list[LowRankTable | None] | None = None
+        self.tables: list[LowRankTable | VectorTable | None] | None = None
         head = module.get_output_embeddings()
         group_of: dict[tuple[int, ...], LinearGroup] = {}  # layers may share their weights
         for parent in list(module.modules()):
@@ -484,13 +494,14 @@ class PopulationModel:
     @property
     def head_table(self) -> LowRankTable | None:
         """The output head's low-rank parts, where genomes perturb it."""
-        return self.tables[self._head.index] if self.tables and self._head else None
+        table = self.tables[self._head.index] if self.tables and self._head else None
+        return cast("LowRankTable | None", table)
 
     def gather(self, genome_of_block: torch.Tensor) -> Factors | None:
         """Low-rank parts of every group, one row per block; None if all are the last, 0."""
         if self.tables is None:
             return None
-        last = next(table.a_G_R_N.shape[0] for table in self.tables if table is not None) - 1
+        last = len(next(table for table in self.tables if table is not None)) - 1
         if bool((genome_of_block == last).all()):
             return None
         return [None if table is None else table.rows(genome_of_block) for table in self.tables]

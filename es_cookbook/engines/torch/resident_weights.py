@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -33,8 +33,14 @@ from es_cookbook.engines.genome_terms import GenomeFactors, Slots
 from es_cookbook.engines.torch.kernels.experts import ExpertGroup
 from es_cookbook.engines.torch.kernels.modules import Path as RowPath
 from es_cookbook.engines.torch.kernels.products import packs
+from es_cookbook.engines.torch.kernels.vectors import VectorTable, host_vectors
 from es_cookbook.engines.torch.memory import trim
-from es_cookbook.engines.torch.population_layers import LinearGroup, LowRankTable, PopulationModel
+from es_cookbook.engines.torch.population_layers import (
+    LinearGroup,
+    LowRankTable,
+    PopulationModel,
+    factors_of,
+)
 from es_cookbook.evolution.centre import Centre, for_each, noise_device, on_gpu
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace
@@ -71,7 +77,7 @@ class ResidentWeights:
         selected = {
             name: parameter.detach().to(device)
             for name, parameter in named_weights(base)
-            if name in space.shapes
+            if name in space.reads
         }
         for weight, names in self._quantised.values():
             parts = weight.parameters()
@@ -86,7 +92,9 @@ class ResidentWeights:
             self.model.pack()
             trim()
         self._tables = None
-        if not space.is_dense:
+        if space.vectors is not None:
+            self._tables = _VectorTables(self.model, space, self.centre)
+        elif not space.is_dense:
             self._tables = GenomeTables(self.model, space, self.centre, self._num_threads)
         self._base_model: PopulationModel | None = None
         self._genome_models: list[PopulationModel] = []
@@ -107,7 +115,7 @@ class ResidentWeights:
         Raises:
             RequestError: No such genome is resident.
         """
-        if target == "base" and self.space.adapter is not None:
+        if target == "base" and (self.space.adapter or self.space.vectors) is not None:
             return self.model, self._num_loaded + 1
         if target == "base":
             if self._base_model is None:
@@ -120,6 +128,11 @@ class ResidentWeights:
         if not 0 <= target < self._num_loaded:
             raise RequestError(f"there is no genome {target}: {self._num_loaded} are loaded")
         return (self.model, target) if self._tables else (self._genome_models[target], 0)
+
+    def virtual_tokens(self, target: Target) -> tuple[int, ...]:
+        """Virtual tokens that come before a target's prompts."""
+        number = 0 if target == "base" else self.space.num_virtual
+        return tuple(range(self.vocabulary_size, self.vocabulary_size + number))
 
     def load(self, genomes_G: Sequence[Genome]) -> None:
         """Make these genomes resident, in place of any before.
@@ -254,8 +267,30 @@ def _moving_layers(
 _REGISTER = 4
 """Numbers of a shortest vector register: what begins at a multiple of it is aligned."""
 
-Tables: TypeAlias = list[LowRankTable | None]
-"""One per linear group; None for a group that the space leaves out."""
+Tables: TypeAlias = list[LowRankTable | VectorTable | None]
+"""One per linear group; None for a group that the space leaves out. Those of vectors come after."""
+
+
+class _VectorTables:
+    """Makes the tables of a block of genomes that are vectors."""
+
+    def __init__(self, model: PopulationModel, space: SearchSpace, centre: Centre) -> None:
+        self._space, self._centre, self._device = space, centre, model.module.device
+        self._groups: Tables = [None] * len(model.groups)
+        host_vectors(model.module, space, len(model.groups), cast(Any, factors_of))
+
+    def fill(self, genomes_G: Sequence[Genome]) -> Tables:
+        """Tables of these genomes, the centre and the base, which is 0."""
+        tables = list(self._groups)
+        for name in self._space.shapes:
+            own_G = [self._centre.perturbed(genome, name) for genome in (*genomes_G, Genome())]
+            vectors_G = torch.stack([*own_G, torch.zeros_like(own_G[0])]).to(self._device)
+            tables.append(VectorTable(vectors_G.view(len(vectors_G), -1, vectors_G.shape[-1])))
+        return tables
+
+    def bytes_of_genome(self) -> int:
+        """Bytes of the rows of a genome."""
+        return sum(weight.nbytes for weight in self._centre.weights.values())
 
 
 class GenomeTables:

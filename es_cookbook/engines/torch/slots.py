@@ -53,6 +53,7 @@ class Work:
         limit: most tokens to sample; 0 for a logprobs request.
         version: version of the weights when it came, for its cached tokens.
         wants_tops: a logprobs request also asks for the most probable tokens.
+        virtual_T: virtual tokens before the prompt.
         cancelled: set by the caller's side; the lane then forgets the request.
     """
 
@@ -62,21 +63,25 @@ class Work:
     limit: int
     version: int = 0
     wants_tops: bool = False
+    virtual_T: tuple[int, ...] = ()
     cancelled: bool = False
 
     @property
     def sequence(self) -> tuple[int, ...]:
-        """Tokens known beforehand: the prompt, and the continuation of a logprobs request."""
+        """Tokens known beforehand: the prompt, and the continuation of a logprobs request.
+
+        The prompt begins with the virtual tokens.
+        """
         if isinstance(self.request, LogprobsRequest):
-            return self.request.prompt_T + self.request.continuation_T
-        return self.request.observation.tokens_T
+            return self.virtual_T + self.request.prompt_T + self.request.continuation_T
+        return self.virtual_T + self.request.observation.tokens_T
 
     @property
     def num_prompt(self) -> int:
         """Tokens of the prompt."""
         if isinstance(self.request, LogprobsRequest):
-            return len(self.request.prompt_T)
-        return len(self.request.observation.tokens_T)
+            return len(self.virtual_T) + len(self.request.prompt_T)
+        return len(self.virtual_T) + len(self.request.observation.tokens_T)
 
     @property
     def length(self) -> int:
@@ -168,7 +173,7 @@ class SlotTable:
         observation = request.observation
         self.works[slot] = work
         self.active[slot] = True
-        self.position[slot] = len(observation.tokens_T) - 1
+        self.position[slot] = work.num_prompt - 1
         self.count[slot] = 0
         self.limit[slot] = work.limit
         self.wants_logprobs[slot] = request.params.logprobs

@@ -127,6 +127,11 @@ class VLLMEngineBuilder(ModelEngineBuilder):
                 "vLLM repacks scales and codes for its kernels when it loads them; use "
                 "engine=torch, or search_space=adapter over the quantised base"
             )
+        if search_space.has_vectors:
+            raise ConfigError(
+                f"search_space: engine=vllm cannot host {type(search_space).__name__}, because its "
+                "slots of genomes are for adapters; use engine=torch, or search_space=adapter"
+            )
 
     def _build(self, model_name: str, search_space: "SearchSpaceBuilder") -> "VLLMEngine":
         # torch and transformers, which a Config does without.

@@ -44,7 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.common.checks import check_literals, check_range
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.genome import Term
@@ -71,6 +71,11 @@ SEARCH_SPACE_NAMES = Registered("search_spaces")
 
 WHOLE_KINDS = ("linear", "embedding", "other")
 """Kinds of the model's own parameters, by what their layer does with them."""
+
+NO_WEIGHTS = (
+    "this run's search space has vectors beside the model's weights, which make no model of their "
+    "own; es-cookbook export writes them without merge=, rank= and form="
+)
 
 PIECE = 2**15
 """Elements of a weight that are worked on at once: they and their temporaries stay in the cache."""
@@ -215,6 +220,9 @@ class SearchSpace(ABC):
         rank: rank of terms that are factors beside the centre's weights; None if they are not.
         adapter: how the parameters make an adapter beside the base's weights; None if they do not.
         highest_code: greatest value of parameters that are whole numbers; None if they are real.
+        vectors: modules of the model that the parameters are vectors for, by name, beside its
+            weights: (hidden,) is added to the module's outputs, and (tokens, hidden) are the
+            embeddings of virtual tokens before each prompt; None if parameters are something else.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -223,16 +231,29 @@ class SearchSpace(ABC):
     rank: int | None = dataclasses.field(default=None, kw_only=True)
     adapter: AdapterFactors | None = dataclasses.field(default=None, kw_only=True)
     highest_code: int | None = dataclasses.field(default=None, kw_only=True)
+    vectors: Mapping[str, str] | None = dataclasses.field(default=None, kw_only=True)
 
     @property
     def is_dense(self) -> bool:
         """Whether each genome has its own weights, in place of a part beside the centre's."""
-        return self.rank is None and self.adapter is None
+        return self.rank is None and self.adapter is None and self.vectors is None
 
     @property
     def weights(self) -> Collection[str]:
         """Names of the model's weights that genomes change, by themselves or by an adapter."""
+        if self.vectors is not None:
+            return ()
         return self.shapes.keys() if self.adapter is None else self.adapter.targets.keys()
+
+    @property
+    def reads(self) -> Collection[str]:
+        """Names of the model's parameters that `base` may read, and `shapes`."""
+        return self.shapes.keys()
+
+    @property
+    def num_virtual(self) -> int:
+        """Virtual tokens before each prompt, except for the base."""
+        return sum(shape[0] for shape in self.shapes.values() if self.vectors and len(shape) == 2)
 
     @property
     def hosts_offsets(self) -> bool:
@@ -255,7 +276,12 @@ class SearchSpace(ABC):
         """Write a centre into the model's weights, in place, each rounded to its dtype once.
 
         An adapter's product is made on the CPU, where it has the same bits for all engines.
+
+        Raises:
+            ModelError: The space's parameters are vectors beside the weights.
         """
+        if self.vectors is not None:
+            raise ModelError(NO_WEIGHTS)
         if self.adapter is None:
             for name in self.shapes:
                 parameters[name].data.copy_(centre[name])
@@ -372,6 +398,16 @@ class SearchSpaceBuilder(ABC):
     def hosts_offsets(self) -> bool:
         """Whether the space that it builds does (`SearchSpace.hosts_offsets`)."""
         return True
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether the space that it builds does (`SearchSpace.vectors`)."""
+        return False
+
+    def tokenized(self, tokenize: "Callable[[str], list[int]]") -> "SearchSpaceBuilder":
+        """The same, with the tokens of texts that it starts from."""
+        del tokenize
+        return self
 
     @abstractmethod
     def __call__(

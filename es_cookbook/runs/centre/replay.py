@@ -20,7 +20,12 @@ from typing import cast
 import torch
 
 from es_cookbook.checkpoints.model_files import base_identity
-from es_cookbook.checkpoints.models import architecture_for, base_parameters, parameter_infos
+from es_cookbook.checkpoints.models import (
+    architecture_for,
+    base_parameters,
+    load_tokenizer,
+    parameter_infos,
+)
 from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.checkpoints.tensors import Snapshot, read_snapshot
 from es_cookbook.common.configs import load_fields
@@ -155,7 +160,15 @@ def space_of(search_space: SearchSpaceBuilder, model_name: str) -> SearchSpace:
         ConfigError: The space does not fit it.
         ModelError: The model cannot be read.
     """
-    return search_space(parameter_infos(architecture_for(search_space, model_name)), read_adapter)
+    infos = parameter_infos(architecture_for(search_space, model_name))
+    return _tokenized(search_space, model_name)(infos, read_adapter)
+
+
+def _tokenized(search_space: SearchSpaceBuilder, model_name: str) -> SearchSpaceBuilder:
+    def tokenize(text: str) -> list[int]:
+        return load_tokenizer(model_name).encode(text, add_special_tokens=False)
+
+    return search_space.tokenized(tokenize)
 
 
 def open_replay(
@@ -186,8 +199,8 @@ def open_replay(
     model_name = model_name or cast(str, fields["model_name"])
     architecture = architecture_for(search_space, model_name)
     infos = parameter_infos(architecture)
-    space = search_space(infos, read_adapter)
-    names = {info.name for info in infos if info.name in space.shapes}
+    space = _tokenized(search_space, model_name)(infos, read_adapter)
+    names = {info.name for info in infos if info.name in space.reads}
     dtype = "auto" if header is None else header.dtype
     parameters, held = base_parameters(model_name, architecture, names, dtype)
     fingerprints = [record.fingerprint for record in prefix.records]

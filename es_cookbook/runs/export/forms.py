@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors.torch import save_file
 
 from es_cookbook.checkpoints.linear_weights import named_weights, split_member
 from es_cookbook.checkpoints.model_files import hub_repository, model_directory
@@ -24,14 +25,15 @@ from es_cookbook.checkpoints.models import (
     load_causal_lm,
     load_tokenizer,
 )
-from es_cookbook.checkpoints.peft import write_adapter
+from es_cookbook.checkpoints.peft import write_adapter, write_prompt
 from es_cookbook.checkpoints.quantised import is_quantised, quantised_checkpoint
 from es_cookbook.checkpoints.tensors import dtype_name
+from es_cookbook.common.errors import ModelError
 from es_cookbook.common.terminal import plural
-from es_cookbook.evolution.spaces.base import ParameterInfo
+from es_cookbook.evolution.spaces.base import NO_WEIGHTS, ParameterInfo
 from es_cookbook.evolution.spaces.factors import AdapterFactors, LoRA
 from es_cookbook.runs.centre.replay import Replay
-from es_cookbook.runs.export.loading import Lines, of_adapter, of_model
+from es_cookbook.runs.export.loading import VECTORS, Lines, of_adapter, of_model, of_vectors
 from es_cookbook.runs.export.model_directory import BaseFiles
 
 _FULL_UP_TO = 512
@@ -78,6 +80,10 @@ class CentreFiles:
     def write(self, directory: Path, final: Path | None) -> Written:
         """Fill a directory that becomes `final`; None for one that is converted further."""
         replay, rank = self.replay, self.rank
+        if replay.space.vectors is not None:
+            if self.merge or rank is not None or final is None:
+                raise ModelError(NO_WEIGHTS)
+            return _write_vectors(directory, replay, _place(directory, final.resolve(), replay))
         if rank is None and (replay.space.adapter is None or self.merge):
             return write_model(directory, replay, final, plain=self.merge or final is None)
         place = _Place(final.resolve() if final else directory, replay.model_name)
@@ -137,6 +143,8 @@ def write_model(
     quantised unless `plain`.
     """
     adapter, final = replay.space.adapter, (final or directory).resolve()
+    if replay.space.vectors is not None:
+        raise ModelError(NO_WEIGHTS)
     if replay.search_space.moves_quantised:
         return (_write_dequantised if plain else _write_quantised)(directory, replay, final)
     kind = f"a Hugging Face model directory in {dtype_name(replay.dtype)}"
@@ -234,6 +242,22 @@ def _write_own_adapter(directory: Path, replay: Replay, place: _Place) -> Writte
     return _adapter(f"a PEFT adapter of rank {rank}", rank, replay, adapted, place)
 
 
+def _write_vectors(directory: Path, replay: Replay, place: _Place) -> Written:
+    """A soft prompt as a PEFT adapter; vectors of layers as a file, by the layer's name."""
+    vectors, tensors = replay.space.vectors, dict(replay.centre_tensors())
+    assert vectors is not None
+    if replay.space.num_virtual:
+        (prompt,) = tensors.values()
+        write_prompt(directory, prompt, place.base)
+        kind = f"a PEFT soft prompt of {plural(len(prompt), 'virtual token')}"
+        return _adapter(kind, 0, replay, (), place)
+    by_module = {module: tensors[name].contiguous() for name, module in vectors.items()}
+    save_file(by_module, directory / VECTORS)
+    loading = of_vectors(place.final, place.base, dtype_name(replay.dtype))
+    kind = f"steering vectors of {plural(len(by_module), 'layer')}"
+    return Written(kind, "transformers", "adapter", loading, notes=place.notes)
+
+
 def _write_fitted_adapter(directory: Path, replay: Replay, rank: int, place: _Place) -> Written:
     """The nearest adapter of a rank to the change of a run over linear weights."""
     infos = {info.name: info for info in replay.infos if info.name in replay.space.shapes}
@@ -322,7 +346,9 @@ def _model(kind: str, replay: Replay, final: Path, packages: str | None = None) 
 def _adapter(
     kind: str, rank: int, replay: Replay, adapted: Collection[ParameterInfo], place: _Place
 ) -> Written:
-    # vLLM itself takes no adapters of GPT-2, nor PEFT's of experts.
-    in_vllm = not any(info.transposed or split_member(info.name)[1] is not None for info in adapted)
+    # vLLM itself takes no adapters of GPT-2, nor PEFT's of experts, nor soft prompts.
+    in_vllm = rank > 0 and not any(
+        info.transposed or split_member(info.name)[1] is not None for info in adapted
+    )
     loading = of_adapter(place.final, place.base, dtype_name(replay.dtype), rank, in_vllm)
     return Written(kind, "peft", "adapter", loading, notes=place.notes)

@@ -28,6 +28,30 @@ model = AutoModelForCausalLM.from_pretrained(base, dtype="{{dtype}}")
 model = PeftModel.from_pretrained(model, adapter)
 tokenizer = AutoTokenizer.from_pretrained(base)
 {_ANSWER}"""
+VECTORS = "steering.safetensors"
+"""File of the vectors that are added to layers' outputs, by the layer's name."""
+_VECTORS = f"""\
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+base = {{base}}
+vectors = {{path}}
+model = AutoModelForCausalLM.from_pretrained(base, dtype="{{dtype}}")
+tokenizer = AutoTokenizer.from_pretrained(base)
+
+
+def steer(layer, vector):
+    def add(module, inputs, output):
+        hidden, *others = output if isinstance(output, tuple) else (output,)
+        hidden = hidden + vector.to(hidden)
+        return (hidden, *others) if isinstance(output, tuple) else hidden
+
+    model.get_submodule(layer).register_forward_hook(add)
+
+
+for layer, vector in load_file(vectors).items():
+    steer(layer, vector)
+{_ANSWER}"""
 _VLLM = """\
 from vllm import LLM, SamplingParams
 
@@ -89,6 +113,12 @@ def of_adapter(path: Path, base: str, dtype: str, rank: int, in_vllm: bool) -> t
         accepted = next((each for each in _VLLM_RANKS if each >= rank), rank)
         lines.append(Lines("vLLM", "python", _VLLM_ADAPTER.format(**words, rank=accepted)))
     return tuple(lines)
+
+
+def of_vectors(path: Path, base: str, dtype: str) -> tuple[Lines, ...]:
+    """Code for steering vectors on their base."""
+    words = {"path": _text(path / VECTORS), "base": _text(base), "dtype": dtype}
+    return (Lines("transformers", "python", _VECTORS.format(**words)),)
 
 
 def _text(path: Path | str) -> str:

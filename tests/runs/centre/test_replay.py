@@ -18,6 +18,7 @@ from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.cma.singular_values import SingularValues
 from es_cookbook.plugins.merge.space import Merge
 from es_cookbook.plugins.quantised.spaces import QuantCodes, QuantScales
+from es_cookbook.plugins.vectors.spaces import SoftPrompt, Steering
 from es_cookbook.plugins.zeroth_order.lozo import LazyLowRank
 from es_cookbook.runs.centre.replay import open_replay
 from tests.adapters import make_adapter
@@ -33,6 +34,8 @@ SPACES = {
     "adapter": Adapter(rank=2, init_seed=5),
     "singular values of an adapter": SingularValues(start="given later", fraction=0.5),
     "merged adapters": Merge(adapters=("given", "later"), each="layer"),
+    "soft prompt": SoftPrompt(text="given later", num_tokens=5),
+    "steering": Steering(),
     "quantised: scales, zero points": QuantScales(which="both"),
     "quantised: codes": QuantCodes(),
 }
@@ -57,6 +60,8 @@ def test_any_generation_comes_back_from_the_base_and_from_a_snapshot(
     if isinstance(space, Merge):
         made = [make_adapter(model, tmp_path / str(seed), seed=seed) for seed in (1, 2)]
         space = chz.replace(space, adapters=tuple(map(str, made)))
+    if isinstance(space, SoftPrompt):
+        space = chz.replace(space, text="123")
     recorded = record_run(tmp_path / "run", model, space)
     for generation in (0, 2, 6, None):
         replay = open_replay(recorded.path, generation)

@@ -1,0 +1,1 @@
+"""Vectors beside the weights as search spaces: soft prompts and steering vectors."""
