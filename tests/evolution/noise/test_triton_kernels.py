@@ -204,7 +204,7 @@ INTERPRETED = {
     ],
     "engines": [
         f"{_ENGINES}/torch/test_centre_in_engine.py::"
-        "test_fingerprints_are_the_centres_own_and_restoring_comes_to_the_same",
+        "test_restoring_begins_at_a_snapshot_that_can_be_read",
         f"{_ENGINES}/torch/test_targets.py::"
         "test_parts_of_parameters_and_transposed_ones[gpt2-adapter]",
     ],

@@ -174,8 +174,12 @@ def reasons(found: Sequence[Trajectory | LostRollout]) -> set[str]:
 
 def children() -> list[psutil.Process]:
     """Servers that this process has started."""
-    found = psutil.Process().children(recursive=True)
-    return [each for each in found if any("-S" in word for word in each.cmdline())]
+    found: list[psutil.Process] = []
+    for each in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # It may end meanwhile.
+            if any("-S" in word for word in each.cmdline()):
+                found.append(each)
+    return found
 
 
 DIVIDE = ToolCall("divide", {"a": 7, "b": 2})
