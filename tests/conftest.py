@@ -47,7 +47,7 @@ LONGEST = (
     "tests/test_house.py::test_the_types_hold",
     "tests/runs/directory/test_damaged_directories.py::",
     "tests/plugins/gradients/commands/test_compare_gradients.py::test_a_comparison_",
-    "tests/cli/test_trust.py::test_nothing_is_run",
+    "tests/cli/test_trust.py::test_opening_a_hostile_run",
     "tests/test_gpu_benchmark.py::test_a_dry_run",
     "tests/test_notebooks.py::test_a_notebook_runs",
     "tests/evolution/noise/test_triton_kernels.py::test_in_tritons_interpreter",
