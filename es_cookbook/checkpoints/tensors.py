@@ -13,10 +13,13 @@ selected parameters in float32, and in its header the generation and the fingerp
 it has the same bits as one from the base, so an engine that cannot read it begins at the base.
 """
 
+import ctypes
 import dataclasses
 import json
 import logging
 import math
+import mmap
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +37,11 @@ from es_cookbook.evolution.exact import MODULUS, fingerprint_of
 from es_cookbook.evolution.genome import Step
 
 _logger = logging.getLogger(__name__)
+_UNCHANGED = re.compile(
+    r"^([0-9a-f]+)-([0-9a-f]+) r\S+ \S+ \S+ [1-9]\d* +/.*\n(?:[A-Z].*\n)*?Anonymous: +0 kB",
+    re.MULTILINE,
+)
+"""A mapping of a file without pages of its own, in the list of a process's memory."""
 
 TensorKind: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
 """Dtype and shape."""
@@ -100,6 +108,25 @@ def weight_files(paths: Iterable[Path]) -> ReadTensors:
             raise ModelError(f"cannot read weights from {str(path)!r}: {error}") from error
         tensor_of.update(dict.fromkeys(names, tensor))
     return ReadTensors(tensor_of, lambda name: tensor_of[name](name))
+
+
+def leave_in_files(tensors: Iterable[torch.Tensor]) -> None:
+    """Give back the memory of tensors that lie in mapped files; they are read again when used.
+
+    Only where the system tells that a mapping holds nothing but its file (Linux).
+    """
+    try:
+        told = Path("/proc/self/smaps").read_text()
+    except OSError:
+        return
+    unchanged = [(int(begin, 16), int(end, 16)) for begin, end in _UNCHANGED.findall(told)]
+    for tensor in tensors:
+        # Whole pages alone: the neighbours' bytes on a shared one are in use.
+        begin = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - begin
+        if size > 0 and any(low <= begin and begin + size <= high for low, high in unchanged):
+            pages = ctypes.c_void_p(begin), ctypes.c_size_t(size)
+            ctypes.CDLL(None).madvise(*pages, mmap.MADV_DONTNEED)
 
 
 def first_line(error: Exception) -> str:

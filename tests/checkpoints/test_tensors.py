@@ -1,12 +1,14 @@
 """Files written tensor by tensor are those that the library itself writes."""
 
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors.torch import save, save_file
 
-from es_cookbook.checkpoints.tensors import TensorFile
+from es_cookbook.checkpoints.tensors import TensorFile, leave_in_files, weight_files
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -43,3 +45,25 @@ def test_missing_tensors_and_other_shapes_are_refused(tmp_path: Path) -> None:
         TensorFile(tmp_path / "shape", kinds) as file,
     ):
         file.write("a", torch.ones(3))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/smaps tells what may go")
+def test_tensors_in_mapped_files_give_their_memory_back_unless_they_were_changed(
+    tmp_path: Path,
+) -> None:
+    def in_files() -> int:
+        return psutil.Process().memory_info().shared
+
+    size = 1 << 22
+    for name in ("same", "changed"):
+        save_file({name: torch.arange(size).float()}, tmp_path / f"{name}.safetensors")
+    files = weight_files(tmp_path.glob("*.safetensors"))
+    before, own, same, changed = in_files(), torch.ones(size), files["same"], files["changed"]
+    total = same.double().sum() + changed.double().sum()
+    assert in_files() - before > 1.9 * same.nbytes, "both were read"
+    changed[size // 2] += 1
+    read = in_files()
+    leave_in_files([own, same, changed])
+    assert same.nbytes * 0.9 < read - in_files() < same.nbytes * 1.1
+    assert own.sum() == size
+    assert same.double().sum() + changed.double().sum() == total + 1

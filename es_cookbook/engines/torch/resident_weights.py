@@ -26,7 +26,7 @@ from es_cookbook.checkpoints.quantised import (
     quantised_checkpoint,
     quantised_layers,
 )
-from es_cookbook.checkpoints.tensors import restore_centre
+from es_cookbook.checkpoints.tensors import leave_in_files, restore_centre
 from es_cookbook.common.errors import EngineError, RequestError
 from es_cookbook.engines.base import Target
 from es_cookbook.engines.genome_terms import GenomeFactors, Slots
@@ -101,6 +101,7 @@ class ResidentWeights:
         self._num_loaded = 0
         self._released: list[tuple[torch.UntypedStorage, int]] = []
         self._host([])
+        leave_in_files(base.parameters())
 
     @property
     def capacity(self) -> int:
@@ -162,7 +163,9 @@ class ResidentWeights:
         while self._released:
             storage, size = self._released.pop()
             storage.resize_(size)
-        return self._moved(restore_centre(self.centre, steps, snapshot))
+        fingerprint = self._moved(restore_centre(self.centre, steps, snapshot))
+        leave_in_files(self.base.parameters())
+        return fingerprint
 
     def release(self) -> None:
         """Give back the memory of the centre, and of genomes: nothing but `restore` may follow."""
