@@ -258,7 +258,7 @@ def _reward_at_the_end(log_path: Path) -> float:
     return fmean(rewards[-max(1, len(rewards) // 4) :])
 
 
-def _run(config: AnyConfig) -> None:
+def train(config: AnyConfig) -> None:
     """Run to the end, unless it is complete."""
     if isinstance(config, Config):
         run_evolution(config)
@@ -285,14 +285,14 @@ def _run_contestant(
     for factor in factors if len(factors) > 1 else ():
         print(f"{name}: trying {factor:g} x its learning rate", flush=True)
         run = at(factor, compare.tuning_seed)
-        _run(run)
+        train(run)
         tried[factor] = _reward_at_the_end(Path(run.log_path))
     factor = max(tried, key=lambda each: tried[each]) if tried else factors[0]
     finals: list[Metrics] = []
     runs = [at(factor, seed) for seed in compare.seeds]
     for run in runs:
         print(f"{name}: seed {run.seed}", flush=True)
-        _run(run)
+        train(run)
         finals.append(_finals(compare, run, second))
     runs_R = [read_run(Path(run.log_path)) for run in runs]
     return _Entry(config, factor, tried, compare.metric, runs_R, finals)

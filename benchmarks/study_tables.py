@@ -1,0 +1,278 @@
+"""Tables of docs/es_vs_grpo.md, and their statistics, from the results of `benchmarks.study`.
+
+`python -m benchmarks.study tables` prints them and puts them between the marks of the page. Without
+results there are no tables.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import NormalDist, fmean, variance
+from typing import TypedDict, cast
+
+from benchmarks.harness import RESULTS as ALL_RESULTS
+from es_cookbook.common.terminal import markdown
+from es_cookbook.runs.tracking.curves import mean_and_range
+from es_cookbook.runs.tracking.jsonl import CORRECT as CORRECT
+
+RESULTS = ALL_RESULTS / "study"
+PAGE = Path(__file__).parents[1] / "docs/es_vs_grpo.md"
+BEGIN, END = "<!-- study -->", "<!-- /study -->"
+PAIRS = (
+    ("es", "dense_gold", "evaluations"),
+    ("es", "gold", "seconds"),
+    ("rewards", "dense_auto", "evaluations"),
+    ("rewards", "es_at_scale", "evaluations"),
+    ("rewards", "group", "seconds"),
+    ("dense_auto", "group", "seconds"),
+)
+"""Contestants that are told the same, and what is equal between them."""
+
+
+class Run(TypedDict):
+    """One run.
+
+    Attributes:
+        rate: α, or the gradient's learning rate, as the run had it.
+        points: `generation`, `seconds`, `evaluations` and held-out `score` of each measurement.
+        metrics: some metrics of each generation.
+        memory: GiB of its process: after `imports`, and at its `peak`.
+        final: metrics at temperature 1, and on the other task; empty for trials.
+    """
+
+    seed: int
+    rate: float
+    points: list[dict[str, float]]
+    metrics: list[dict[str, float]]
+    memory: dict[str, float]
+    final: dict[str, float]
+
+
+class Trials(TypedDict):
+    """Trials of a contestant: what was chosen, whether at an edge of the grid, and all runs."""
+
+    rate: float
+    at_edge: bool
+    runs: list[Run]
+
+
+class Entry(TypedDict):
+    """A contestant: what it is told, how it was tuned, and its runs, one per seed."""
+
+    told: str
+    tuned: Trials
+    runs: list[Run]
+
+
+class Task(TypedDict):
+    """A file of results.
+
+    Attributes:
+        questions: number of held-out ones in `tuning` and in the `test`.
+        base: metrics of the base at temperature 1.
+    """
+
+    command: str
+    machine: dict[str, object]
+    commit: str
+    questions: dict[str, int]
+    pass_at: int
+    base: dict[str, float]
+    contestants: dict[str, Entry]
+
+
+def score_at(run: Run, over: str, x: float) -> float:
+    """Held-out score after so many `seconds` or `evaluations`: on the line between measurements.
+
+    Beyond the last one it is the last score.
+    """
+    points = [(point[over], point["score"]) for point in run["points"]]
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if x0 <= x < x1:
+            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    return points[-1][1]
+
+
+def shared(entries: Sequence[Entry], over: str) -> float:
+    """The cost that all runs have reached."""
+    return min(run["points"][-1][over] for entry in entries for run in entry["runs"])
+
+
+def quantile_of_t(probability: float, freedom: float) -> float:
+    """Quantile of Student's t; Cornish-Fisher expansion (Abramowitz and Stegun, 26.7.5).
+
+    Within 3 % from two degrees of freedom on, for a probability of 0.975.
+    """
+    z = NormalDist().inv_cdf(probability)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+
+
+def ratio_of_gains(
+    above_R: Sequence[float], below_R: Sequence[float], base: float, questions: int
+) -> tuple[float, float, float]:
+    """The ratio of two gains over the base, with its 95 % interval.
+
+    The interval is Fieller's (J. R. Stat. Soc. B 16, 1954, 175): all ρ for which
+    above - base - ρ (below - base) is not significantly different from 0. The variance of a mean
+    over runs is that between seeds, s²/R, and that of the questions, p(1 - p)/Q, which are the same
+    for all seeds. Questions count as if they were others for each of the three, which makes the
+    interval too wide rather than too narrow. Degrees of freedom are Satterthwaite's.
+
+    Args:
+        above_R: scores, as shares, of the runs in the numerator.
+        below_R: the same in the denominator.
+        base: score before training.
+        questions: number of held-out questions.
+
+    Returns:
+        Ratio, low and high; both infinite where the denominator is not significantly positive.
+    """
+    above, below = fmean(above_R) - base, fmean(below_R) - base
+    of_seeds = [variance(each) / len(each) if len(each) > 1 else 0.0 for each in (above_R, below_R)]
+    of_questions = [p * (1 - p) / questions for p in (fmean(above_R), fmean(below_R), base)]
+    v_above, v_below = (s + q for s, q in zip(of_seeds, of_questions, strict=False))
+    v_base = of_questions[2]
+    spread = sum(v**2 / max(len(above_R) - 1, 1) for v in of_seeds)
+    whole = v_above + v_below
+    t = quantile_of_t(0.975, max(2.0, whole**2 / spread) if spread else math.inf)
+    a = below**2 - t**2 * (v_below + v_base)
+    b = above * below - t**2 * v_base
+    c = above**2 - t**2 * (v_above + v_base)
+    ratio = above / below if below else math.nan
+    if a <= 0 or below <= 0:
+        return ratio, -math.inf, math.inf
+    half = math.sqrt(max(b * b - a * c, 0.0))
+    return ratio, (b - half) / a, (b + half) / a
+
+
+def _interval(found: tuple[float, float, float]) -> str:
+    ratio, low, high = found
+    if math.isinf(high):
+        return "not bounded"
+    return f"{ratio:.1f} ({low:.1f} … {high:.1f})"
+
+
+def _points(values_R: Sequence[float]) -> str:
+    return f"{100 * values_R[0]:.0f} %" if len(values_R) == 1 else mean_and_range(values_R)
+
+
+def _mean(runs: Sequence[Run], key: str, scale: float = 1.0) -> float:
+    found = [run["final"][key] for run in runs if key in run["final"]]
+    return scale * fmean(found) if found else math.nan
+
+
+def _cell(value: float, form: str, unit: str = "") -> str:
+    return "" if math.isnan(value) else f"{value:{form}}{unit}"
+
+
+def _scores(task: Task) -> str:
+    entries = task["contestants"]
+    seconds, k = shared([*entries.values()], "seconds"), task["pass_at"]
+    columns = (f"pass@1, maj@{k}, pass@{k} at T = 1", "KL", "other task", "peak, GiB")
+    head = ["", "learns from", f"greedy, after {seconds:.0f} s", "at the end", "after s"]
+    head += ["evaluations", *columns]
+
+    def sampled(runs: Sequence[Run]) -> list[str]:
+        keys = ("test/pass@1", f"test/maj@{k}", f"test/pass@{k}")
+        three = [_cell(_mean(runs, key, 100), ".0f", " %") for key in keys]
+        other = _mean(runs, "second/test/env/all/correct", 100)
+        kl = _mean(runs, "test/env/kl/kl")
+        return [", ".join(filter(None, three)), _cell(kl, ".2f"), _cell(other, ".0f", " %")]
+
+    first = [run["points"][0]["score"] for entry in entries.values() for run in entry["runs"]]
+    base: Run = {**next(iter(entries.values()))["runs"][0], "final": task["base"]}
+    rows = [["base", "", f"{100 * first[0]:.1f} %", "", "", "", *sampled([base]), ""]]
+    for name, entry in entries.items():
+        runs, ends = entry["runs"], [run["points"][-1] for run in entry["runs"]]
+        beside = [run["memory"]["peak"] - run["memory"]["imports"] for run in runs]
+        rows.append(
+            [
+                f"`{name}`",
+                entry["told"],
+                _points([score_at(run, "seconds", seconds) for run in runs]),
+                _points([end["score"] for end in ends]),
+                f"{fmean(end['seconds'] for end in ends):.0f}",
+                f"{fmean(end['evaluations'] for end in ends):,.0f}",
+                *sampled(runs),
+                f"{max(beside):.1f}",
+            ]
+        )
+    return markdown(head, rows)
+
+
+def _ratios(task: Task) -> str:
+    entries = task["contestants"]
+    base = next(iter(entries.values()))["runs"][0]["points"][0]["score"]
+    rows: list[list[str]] = []
+    for above, below, over in PAIRS:
+        if not {above, below} <= entries.keys():
+            continue
+        two = [entries[above], entries[below]]
+        cost = shared(two, over)
+        scores = [[score_at(run, over, cost) for run in each["runs"]] for each in two]
+        found = ratio_of_gains(scores[0], scores[1], base, task["questions"]["test"])
+        rows.append(
+            [
+                f"`{above}` / `{below}`",
+                two[0]["told"],
+                f"{cost:,.0f} {'s' if over == 'seconds' else over}",
+                *map(_points, scores),
+                _interval(found),
+            ]
+        )
+    head = ["", "both learn from", "equal", "the first", "the second", "ratio of gains"]
+    return markdown(head, rows)
+
+
+def _rates(task: Task) -> str:
+    rows: list[list[str]] = []
+    for name, entry in task["contestants"].items():
+        tuned = entry["tuned"]
+        tried = sorted((run["rate"], run["points"][-1]["score"]) for run in tuned["runs"])
+        cells = [
+            f"**{rate:.2g}: {100 * score:.0f} %**"
+            if rate == tuned["rate"]
+            else f"{rate:.2g}: {100 * score:.0f} %"
+            for rate, score in tried
+        ]
+        said = ", the edge of its grid" if tuned["at_edge"] else ""
+        rows.append([f"`{name}`", str(len(tried)), ", ".join(cells) + said])
+    return markdown(["", "trials", "learning rate: held-out score of the trial"], rows)
+
+
+def tables(results: Path = RESULTS) -> str:
+    """Everything that the page says of the study, one part per task; empty without results."""
+    parts: list[str] = []
+    for path in sorted(results.glob("*.json")):
+        task = cast(Task, json.loads(path.read_text(encoding="utf-8")))
+        seeds = len(next(iter(task["contestants"].values()))["runs"])
+        where = ", ".join(f"{key} {value}" for key, value in task["machine"].items() if value)
+        parts += [
+            f"### Study: {path.stem}",
+            f"`{task['command']}` at {task['commit']}; {where}. {seeds} seeds, "
+            f"{task['questions']['test']} held-out questions: mean (lowest … highest).",
+            *(_scores(task), _ratios(task), _rates(task)),
+        ]
+    return "\n\n".join(parts)
+
+
+def with_tables(page: str, results: Path = RESULTS) -> str:
+    """The page with these tables between its marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    text = tables(results)
+    return (
+        f"{before}{BEGIN}\n\n{text}\n\n{END}{after}" if text else f"{before}{BEGIN}\n{END}{after}"
+    )
+
+
+def rewrite(page: Path = PAGE, results: Path = RESULTS) -> None:
+    """Put the tables into the page."""
+    page.write_text(with_tables(page.read_text(encoding="utf-8"), results), encoding="utf-8")

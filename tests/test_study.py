@@ -1,0 +1,136 @@
+"""The study of docs/es_vs_grpo.md: how it tunes, reads curves and states ratios; and the page."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.study import CONTESTANTS, FOLD, TASKS, TUNING_FOLD, Plan, Study, at_edge, tune
+from benchmarks.study_tables import (
+    PAGE,
+    PAIRS,
+    Entry,
+    Run,
+    Task,
+    quantile_of_t,
+    ratio_of_gains,
+    score_at,
+    tables,
+    with_tables,
+)
+from es_cookbook.evolution.schedules import Constant
+from es_cookbook.rl.data.generated import FoldedDatasetBuilder
+
+
+def test_the_page_has_the_tables_of_the_results() -> None:
+    page = PAGE.read_text()
+    assert with_tables(page) == page, "run `python -m benchmarks.study tables`"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_all_contestants_are_tuned_on_one_fold_and_measured_on_another_at_constant_rates(
+    task: str,
+) -> None:
+    study = Study(Plan(common={"model_name": "countdown"}), task)
+    for name, contestant in CONTESTANTS.items():
+        for tuning, fold in ((True, TUNING_FOLD), (False, FOLD)):
+            config = study.config(name, 0, 0.25, tuning=tuning)
+            assert isinstance(config.dataset, FoldedDatasetBuilder) and config.dataset.fold == fold
+            part, _, rate = f".{contestant.rate}".rpartition(".")
+            holder = getattr(config, part[1:]) if part else config
+            assert getattr(holder, rate) == 0.25
+            assert getattr(holder, f"{rate}_schedule") == Constant()
+    assert len({0, 1, TUNING_FOLD, FOLD}) == 4, "settings were chosen on folds 0 and 1"
+    for above, below, _ in PAIRS:
+        assert CONTESTANTS[above].told == CONTESTANTS[below].told
+
+
+def test_all_have_as_many_trials_and_no_best_rate_is_at_an_edge() -> None:
+    best = {"middle": 1.0, "high": 40.0, "low": 0.02}
+    asked: list[tuple[str, float]] = []
+
+    def trial(name: str, rate: float | None) -> tuple[float, float]:
+        rate = 1.0 if rate is None else rate
+        asked.append((name, rate))
+        return rate, -abs(math.log(rate / best[name]))
+
+    tried_of = tune([*best], trial)
+    assert len({len(tried) for tried in tried_of.values()}) == 1
+    for name, tried in tried_of.items():
+        assert not at_edge(tried)
+        assert math.isclose(max(tried, key=lambda rate: tried[rate]), best[name], rel_tol=0.7)
+    assert len(asked) == len(set(asked)), "no trial is made twice"
+    endless = tune(["up"], lambda _, rate: (rate or 1.0, rate or 1.0), longest=6)
+    assert len(endless["up"]) == 6 and at_edge(endless["up"])
+
+
+def test_the_interval_of_a_ratio_covers_it_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    base, above, below, questions = 0.1, 0.5, 0.3, 400
+    within = 0
+    for _ in range(400):
+        asked = rng.random(questions)  # the same questions for all, of unequal difficulty
+
+        def score(p: float, asked: np.ndarray = asked) -> float:
+            return float(np.mean(asked < p))
+
+        scores = [[score(p + rng.normal(0, 0.02)) for _ in range(3)] for p in (above, below)]
+        _, low, high = ratio_of_gains(scores[0], scores[1], score(base), questions)
+        within += low <= (above - base) / (below - base) <= high
+    assert within >= 0.95 * 400
+    exact = ratio_of_gains([0.5] * 3, [0.3] * 3, 0.1, 10**9)
+    assert exact == pytest.approx((2.0, 2.0, 2.0), abs=1e-3)
+    ratio, low, high = ratio_of_gains([0.12, 0.13, 0.12], [0.09, 0.08, 0.09], 0.075, 400)
+    assert ratio > 3 and (low, high) == (-math.inf, math.inf), "a gain of one point may be none"
+    assert quantile_of_t(0.975, math.inf) == pytest.approx(1.96, abs=1e-3)
+    assert quantile_of_t(0.975, 2) == pytest.approx(4.303, rel=0.035)
+
+
+def run_of(seed: int, rate: float, scores: list[float], peak: float = 2.0) -> Run:
+    points = [
+        {"generation": 5 * i, "seconds": 10.0 + 50 * i, "evaluations": 100.0 * i, "score": score}
+        for i, score in enumerate(scores)
+    ]
+    final = {"test/pass@1": 0.25, "test/pass@8": 0.5, "test/env/kl/kl": 0.125}
+    memory = {"imports": 0.5, "peak": peak}
+    return Run(seed=seed, rate=rate, points=points, metrics=[], memory=memory, final=final)
+
+
+def entry_of(scores: list[float], rates: tuple[float, ...] = (1.0, 2.0, 4.0)) -> Entry:
+    trials = [run_of(1000, rate, [0.1, 0.2 + 0.1 * (rate == 2.0)]) for rate in rates]
+    runs = [run_of(seed, 2.0, scores) for seed in range(3)]
+    tuned = {"rate": 2.0, "at_edge": rates[-1] == 2.0, "runs": trials}
+    return {"told": "rewards", "tuned": tuned, "runs": runs}  # type: ignore[typeddict-item]
+
+
+def test_tables_read_equal_seconds_and_evaluations_from_the_curves(tmp_path: Path) -> None:
+    task: Task = {
+        "command": "python -m benchmarks.study sums",
+        "machine": {"processor": "a processor"},
+        "commit": "abc",
+        "questions": {"tuning": 200, "test": 400},
+        "pass_at": 8,
+        "base": {"test/pass@1": 0.03},
+        "contestants": {
+            "rewards": entry_of([0.1, 0.4, 0.6]),
+            "dense_auto": entry_of([0.1, 0.2], rates=(1.0, 2.0)),
+        },
+    }
+    (tmp_path / "sums.json").write_text(json.dumps(task))
+    text = tables(tmp_path)
+    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if "|" in line}
+    assert (
+        "| `rewards` | rewards | 40.0 % (40.0 … 40.0) | 60.0 % (60.0 … 60.0) | 110 | 200 |" in text
+    )
+    assert "greedy, after 60 s" in text and "| 1.5 |" in text, "peak beside imports"
+    assert "100 evaluations | 40.0 % (40.0 … 40.0)" in rows["`rewards` / `dense_auto`"]
+    assert "3.0 (" in rows["`rewards` / `dense_auto`"]
+    assert "1: 20 %, **2: 30 %**, 4: 20 %" in text
+    assert "the edge of its grid" in rows["`dense_auto`"]
+    assert score_at(task["contestants"]["rewards"]["runs"][0], "seconds", 85) == pytest.approx(0.5)
+    page = "a\n<!-- study -->\nold\n<!-- /study -->\nb\n"
+    assert with_tables(with_tables(page, tmp_path), tmp_path) == with_tables(page, tmp_path)
+    assert "old" not in with_tables(page, tmp_path)
+    assert with_tables(page, tmp_path / "none") == "a\n<!-- study -->\n<!-- /study -->\nb\n"
