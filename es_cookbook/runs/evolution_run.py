@@ -263,8 +263,9 @@ class EvolutionStrategies(Mover[Run]):
 
 
 def check_outside(config: Config) -> None:
-    """Check trackers, data and engine before a model is loaded."""
-    for builder in (config.trackers, _one_by_one(config).dataset, *config.regularisers):
+    """Check trackers, data, files of the search space and engine before a model is loaded."""
+    own = config.trackers, _one_by_one(config).dataset, config.search_space
+    for builder in (*own, *config.regularisers):
         builder.check()
     config.engine.check(config.model_name)  # Last: it may be fetched.
 

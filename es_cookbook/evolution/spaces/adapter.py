@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import chz
 import numpy as np
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, nearest
@@ -95,6 +96,10 @@ class Adapter(SearchSpaceBuilder):
                 f"search_space.rank must be at least 2, found {self.rank}"
             )
 
+    @override
+    def check(self) -> None:
+        check_adapters("search_space.start", [self.start] if self.start is not None else [])
+
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
     ) -> "_AdapterSpace":
@@ -147,6 +152,20 @@ class Adapter(SearchSpaceBuilder):
                 )
             targeted |= named
         return {name: shape for name, shape in selected.items() if name in targeted}
+
+
+def check_adapters(option: str, paths: Sequence[str]) -> None:
+    """Refuse directories that hold no adapter.
+
+    Raises:
+        ConfigError: Names the option and the first of them.
+    """
+    for path in paths:
+        if not (Path(path) / "adapter_config.json").is_file():
+            raise ConfigError(
+                f"{option}: {path!r} holds no PEFT adapter (adapter_config.json); es-cookbook "
+                "export writes that of a run with search_space=adapter, and es-cookbook sft others"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

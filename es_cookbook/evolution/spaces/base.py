@@ -424,6 +424,13 @@ class SearchSpaceBuilder(ABC):
             ModelError: The adapter cannot be read, or does not fit.
         """
 
+    def check(self) -> None:  # noqa: B027 - most spaces read no files
+        """Check before a model is loaded that its files exist; does nothing by default.
+
+        Raises:
+            ConfigError: Names the option.
+        """
+
     def select(self, parameters: Sequence[ParameterInfo]) -> list[ParameterInfo]:
         """Parameters in `include` and not in `exclude`, in the model's order; for subclasses.
 

@@ -32,7 +32,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, ModelError
-from es_cookbook.evolution.spaces.adapter import Adapter
+from es_cookbook.evolution.spaces.adapter import Adapter, check_adapters
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.factors import (
     AdapterFactors,
@@ -66,6 +66,10 @@ class SingularValues(SearchSpaceBuilder):
                 "search_space=singular_values needs search_space.start=..., the directory of a "
                 "trained PEFT LoRA adapter"
             )
+
+    @override
+    def check(self) -> None:
+        check_adapters("search_space.start", [str(self.start)])
 
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None

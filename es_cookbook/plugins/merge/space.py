@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.evolution.spaces.adapter import Adapter
+from es_cookbook.evolution.spaces.adapter import Adapter, check_adapters
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.factors import (
     AdapterFactors,
@@ -73,6 +73,10 @@ class Merge(SearchSpaceBuilder):
             raise ConfigError(
                 f"search_space.adapters must be different ones, found {','.join(self.adapters)}"
             )
+
+    @override
+    def check(self) -> None:
+        check_adapters("search_space.adapters", self.adapters)
 
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
