@@ -103,7 +103,7 @@ def filled(line: str) -> list[str]:
     return [word for word in words if not re.search("[…<]", word)]
 
 
-REQUIRED = {"study": "log_path=x", "logic_errors": "after=x"}
+REQUIRED = {"study": "log_path=x", "d_prime": "log_path=x", "logic_errors": "after=x"}
 """Program of a recipe -> what it needs, if not an output."""
 RECIPE_PROGRAMS = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): REQUIRED.get(path.stem, "output=x")

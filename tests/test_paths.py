@@ -29,7 +29,7 @@ def test_every_module_of_the_commands_room_that_can_be_called_is_a_command() -> 
     assert set(RECIPES) == {
         *("countdown", "arithmetic", "math", "logic", "rush_hour", "code", "crossword"),
         *("conciseness", "mixture", "tic_tac_toe", "alignment", "pairwise"),
-        *("guess_number", "calculator", "search", "markovian", "chat"),
+        *("guess_number", "calculator", "search", "markovian", "chat", "merge", "knows"),
     }
     assert all(callable(command_of(name)) for name in (*COMMANDS, *RECIPES))
 

@@ -25,9 +25,11 @@ OPTIONS = {
     "countdown": ("dataset.prompt=paper", "optimizer=momentum"),
     "crossword": ("dataset.reward.form=exact", "dataset.prompt=words"),
     "guess_number": ("dataset.prompt=words", "dataset.chat.max_tokens=9"),
+    "knows": ("dataset.admitted=0.2", "dataset.fold=1"),
     "logic": ("dataset.task=lcm", "dataset.options=max_value=9,min_numbers=2"),
     "markovian": ("dataset.template=words", "dataset.template.chat=False"),
     "math": ("dataset.prompt=boxed", "dataset.grading=math"),
+    "merge": ("dataset.tasks=sums,conciseness", "search_space.each=layer", "optimizer=cma"),
     "mixture": ("dataset.replay=None", "dataset.main.num_train=99"),
     "pairwise": ("dataset.tournament.pattern=ring",),
     "rush_hour": ("dataset.size=6", "dataset.reward.moves=optimal"),
@@ -36,6 +38,8 @@ OPTIONS = {
 }
 BORROWED = {"code": "countdown", "mixture": "countdown", "alignment": "conciseness"}
 """Recipes without a model of their own -> whose they train."""
+REAL = {"chat", "knows", "merge"}
+"""Recipes of a real chat model, which is not bundled."""
 needs_reasoning_gym = pytest.mark.skipif(
     find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"
 )
@@ -64,7 +68,7 @@ def test_a_run_without_options_has_what_the_recipe_says(name: str) -> None:
     assert config.sampling.temperature == (1.0 if samples else 0.0)
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name != "chat"])
+@pytest.mark.parametrize("name", sorted({*RECIPES} - REAL))
 def test_the_bundled_model_is_there_and_small(name: str) -> None:
     model = Path(recipe_defaults(name).model_name)
     assert model.parent.name == BORROWED.get(name, name)

@@ -43,8 +43,12 @@ def of_size(dataset: RLDatasetBuilder, seed: int, size: Mapping[str, int]) -> RL
     """With these fields, where it has them; a mixture's parts as well."""
     given: dict[str, Any] = {"seed": seed, **size}
     if isinstance(dataset, Mixture):
-        names = ("easy", "main", "hard")
-        given |= {name: of_size(getattr(dataset, name), seed, size) for name in names}
+        parts = {name: getattr(dataset, name) for name in chz.chz_fields(dataset)}
+        given |= {
+            name: of_size(part, seed, size)
+            for name, part in parts.items()
+            if isinstance(part, RLDatasetBuilder)
+        }
     known = chz.chz_fields(dataset)
     given["problems_per_generation"] = 4
     return chz.replace(dataset, **{k: v for k, v in given.items() if k in known})
@@ -140,6 +144,7 @@ GENERATED = {
     "arithmetic": "62269250e28255c5",
     "calculator": "cda4b24a0d5f4b43",
     "chat": "2fabad22c6f586d4",
+    "knows": "aea6ce76c1e62272",
     "code": "e1aec9494c42df5e",
     "countdown": "0769c4d55200d7eb",
     "guess_number": "5a436b7a50241d16",
