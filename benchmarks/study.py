@@ -55,6 +55,7 @@ from es_cookbook.plugins.gradients.commands.compare_gradients import (
     rollouts,
     train,
 )
+from es_cookbook.plugins.sweep import batch_of
 from es_cookbook.rl.types import Metrics
 from es_cookbook.runs import choosing
 from es_cookbook.runs.config import Config
@@ -375,6 +376,13 @@ def _search_file(config: AnyConfig) -> Path:
     return Path(config.log_path) / "search.json"
 
 
+def evaluations_of(config: AnyConfig) -> int:
+    """Evaluations of a generation: also of genomes that read an answer in place of giving one."""
+    if not isinstance(config, Config):
+        return rollouts(config) // config.num_generations
+    return config.optimizer.population_size * config.attempts * (batch_of(config.dataset) or 1)
+
+
 def _results(
     config: AnyConfig, seed: int, rate: str, memory: Mapping[str, float], final: Metrics
 ) -> Run:
@@ -383,7 +391,7 @@ def _results(
     search = _search_file(config)
     seconds = json.loads(search.read_text()) if search.exists() else 0.0
     evaluations = 0.0
-    per_generation = rollouts(config) / config.num_generations
+    per_generation = evaluations_of(config)
     points: list[dict[str, float]] = []
     for generation, line in enumerate(rows):
         if CORRECT in line:

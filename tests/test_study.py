@@ -7,7 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.study import CONTESTANTS, FOLD, TASKS, TUNING_FOLD, Plan, Study, at_edge, tune
+from benchmarks.study import (
+    CONTESTANTS,
+    FOLD,
+    TASKS,
+    TUNING_FOLD,
+    Plan,
+    Study,
+    at_edge,
+    evaluations_of,
+    tune,
+)
 from benchmarks.study_tables import (
     PAGE,
     PAIRS,
@@ -22,6 +32,10 @@ from benchmarks.study_tables import (
 )
 from es_cookbook.evolution.schedules import Constant
 from es_cookbook.rl.data.generated import FoldedDatasetBuilder
+
+DENSE = dict.fromkeys(("dense_gold", "es_at_scale", "dense_auto"), 30 * 16)
+GRADIENTS = {"gold": 32, "group": 16 * 8, "grpo": 16 * 8}
+EVALUATIONS = {"es": 64 * 8, "rewards": 32 * 16, **DENSE, **GRADIENTS}
 
 
 def test_the_page_has_the_tables_of_the_results() -> None:
@@ -42,6 +56,7 @@ def test_all_contestants_are_tuned_on_one_fold_and_measured_on_another_at_consta
             holder = getattr(config, part[1:]) if part else config
             assert getattr(holder, rate) == 0.25
             assert getattr(holder, f"{rate}_schedule") == Constant()
+        assert evaluations_of(study.config(name, 0, None, tuning=True)) == EVALUATIONS[name]
     assert len({0, 1, TUNING_FOLD, FOLD}) == 4, "settings were chosen on folds 0 and 1"
     for above, below, _ in PAIRS:
         assert CONTESTANTS[above].told == CONTESTANTS[below].told
