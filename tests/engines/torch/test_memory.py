@@ -104,7 +104,7 @@ def test_copies_in_int8_are_counted_beside_the_weights(
     monkeypatch.setattr(host, "multiplies_int8", lambda: True)
     path = str(tiny_model("llama"))
     for products in ("float32", "int8"):
-        model, *_ = host.load(path, LowRank(), "bfloat16", products, "cpu")
+        model, *_ = host.load(path, LowRank(), "bfloat16", products, "cpu", lambda _: CONTEXT)
     linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
     (base, beside, centre), with_int8 = counted
     assert with_int8 == (base, beside + 1.125 * linear, centre)
