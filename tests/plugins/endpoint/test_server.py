@@ -295,6 +295,7 @@ with socket.create_server(("127.0.0.1", 0)) as bound:
 """
 
 
+@pytest.mark.slow
 async def test_sigterm_ends_the_server_without_waiting_for_answers() -> None:
     command = [sys.executable, "-c", _ENDLESS]
     async with await anyio.open_process(command, stderr=None) as process:

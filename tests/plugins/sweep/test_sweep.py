@@ -54,6 +54,7 @@ def settings(tmp_path: Path, **fields: object) -> SweepSettings:
 
 
 @QUICK
+@pytest.mark.slow
 def test_every_trial_runs_once_under_every_seed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ LARGE = [
 
 
 @pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.slow
 def test_hostile_texts_are_read_in_time_and_without_exceptions(name: str) -> None:
     worst, tried = slowest(PARSERS[name], CASES)
     assert tried >= CASES
