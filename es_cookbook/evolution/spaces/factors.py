@@ -65,6 +65,10 @@ class AdapterFactors:
     lora: LoRA
     transposed: frozenset[str] = dataclasses.field(default=frozenset(), kw_only=True)
 
+    def __getstate__(self) -> dict[str, object]:
+        """The fields alone: what a subclass has read and cached is read again where it arrives."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
     @property
     def are_parameters(self) -> bool:
         """Whether A and B are parameters themselves, and not made of them."""

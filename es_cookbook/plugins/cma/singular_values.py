@@ -126,9 +126,6 @@ class _DecomposedFactors(AdapterFactors):
         factors = self.start.read()
         return {name: _decompose(factors[name], n) for name, n in self.num_values.items()}
 
-    def __getstate__(self) -> dict[str, object]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
 
 @dataclasses.dataclass(frozen=True)
 class _SingularValuesSpace(FullRankSpace):

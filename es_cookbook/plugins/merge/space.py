@@ -130,20 +130,18 @@ class _MergedFactors(AdapterFactors):
     ) -> Iterator[tuple["torch.Tensor", "torch.Tensor"]]:
         import torch
 
-        parts = self._parts(name)
         vector, _ = self.targets[name]
-        for values in values_G:
-            coefficients = values(vector)
-            device = coefficients.device
-            used = sum(a.shape[0] for _, a, _ in parts)
-            (_, first_a, first_b), *_ = parts
-            empty_a = torch.zeros(self.lora.rank - used, first_a.shape[1], device=device)
-            empty_b = torch.zeros(first_b.shape[0], self.lora.rank - used, device=device)
-            products = [coefficients[k] * b.to(device) for k, _, b in parts]
-            yield (
-                torch.cat([*(a.to(device) for _, a, _ in parts), empty_a]),
-                torch.cat([*products, empty_b], dim=1),
-            )
+        coefficients_G = [values(vector) for values in values_G]
+        if not coefficients_G:
+            return
+        device = coefficients_G[0].device
+        parts = [(k, a.to(device), b.to(device)) for k, a, b in self._parts(name)]
+        a = torch.cat([a for _, a, _ in parts])
+        unused = self.lora.rank - len(a)
+        a = torch.nn.functional.pad(a, (0, 0, 0, unused))  # The same for all genomes.
+        for coefficients in coefficients_G:
+            b = torch.cat([coefficients[k] * b for k, _, b in parts], dim=1)
+            yield a, torch.nn.functional.pad(b, (0, unused))
 
     def _parts(self, name: str) -> list[tuple[int, "torch.Tensor", "torch.Tensor"]]:
         """Place, A and s · B of each adapter that changes a weight."""
@@ -158,9 +156,6 @@ class _MergedFactors(AdapterFactors):
     def _read(self) -> "Sequence[Mapping[str, torch.Tensor]]":
         """Factors of each adapter; read at the first use, once a process."""
         return [start.read() for start in self.starts]
-
-    def __getstate__(self) -> dict[str, object]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
 @dataclasses.dataclass(frozen=True)
