@@ -4,6 +4,7 @@ import gc
 import json
 import re
 import shlex
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -164,7 +165,10 @@ def test_the_time_on_a_cpu_is_that_of_the_products(monkeypatch: pytest.MonkeyPat
     assert "products of a generation" not in report(small_plan(TORCH))
 
 
-def test_the_rate_of_a_core_is_measured() -> None:
+def test_the_rate_of_a_core_is_measured_even_after_pythons_distutils(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "setuptools", None)
     assert all(1e8 < core_rate(products) < 1e14 for products in (torch.float32, torch.bfloat16))
 
 
