@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from es_cookbook.common.errors import ConfigError, nearest
-from es_cookbook.common.registry import Registered, part
+from es_cookbook.common.registry import Registered, is_own, part
 from es_cookbook.common.terminal import INTERRUPTED, handled, program, until_stdout_closes
 from es_cookbook.common.trust import load, source_of
 
@@ -64,12 +64,12 @@ def command_of(name: str) -> Callable[[], object]:
     else:
         found = nearest(_ALIASES.get(name, name), [*COMMANDS, *RECIPES])
         raise ConfigError(f"unknown command {name!r}: {found}")
-    if registered.is_own:  # A mistake in its own code keeps its traceback.
+    if is_own(registered):  # A mistake in its own code keeps its traceback.
         module, _, attribute = registered.value.partition(":")
         found = getattr(importlib.import_module(module), attribute)
     else:
         found = load(registered.value)
-    if registered.group == "recipes":
+    if name in RECIPES:
         from es_cookbook.runs.program import program as program_of  # It imports a run's parts.
 
         return program_of(name, cast("type[Config]", found))[1]

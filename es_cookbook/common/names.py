@@ -13,7 +13,7 @@ import chz.factories
 
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.fields import NOT_RECORDED, CastError
-from es_cookbook.common.registry import Registered, parts
+from es_cookbook.common.registry import Registered, distribution_of, parts
 from es_cookbook.common.trust import load, typed
 
 _Class = TypeVar("_Class")
@@ -148,7 +148,7 @@ def with_each(
         for name, (part, *_) in parts(registered.group).items():
             if name.isidentifier() and not hasattr(config, name) and part.value != own:
                 names = Names({name: part.value}, default=name)
-                doc = f"the {what} {name} of {part.distribution}; None leaves it out"
+                doc = f"the {what} {name} of {distribution_of(part).name}; None leaves it out"
                 setattr(config, name, names.field(doc, optional=optional))
                 config.__annotations__[name] = kind | None
         return config

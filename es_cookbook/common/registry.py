@@ -16,12 +16,11 @@ The second names the version of the interface for which a distribution is made.
 Source: https://packaging.python.org/en/latest/specifications/entry-points/
 """
 
-import dataclasses
 import functools
 import importlib.metadata
-import itertools
-import re
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import Distribution, EntryPoint
+from typing import cast
 
 from es_cookbook.common.errors import ConfigError
 
@@ -30,35 +29,6 @@ API = "1"
 _OWN = "es-cookbook"
 _PREFIX = "es_cookbook."
 _API_GROUP = f"{_PREFIX}api"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Part:
-    """A part that a distribution has registered.
-
-    Attributes:
-        group: its kind, without the prefix `es_cookbook.`.
-        name: name that users type.
-        value: "module:Class".
-        distribution: whose it is, as its metadata calls it.
-        version: version of the distribution.
-        made_for: versions of the interface.
-    """
-
-    group: str
-    name: str
-    value: str
-    distribution: str
-    version: str
-    made_for: Sequence[str]
-
-    @property
-    def is_own(self) -> bool:
-        """Whether it is part of es_cookbook itself."""
-        return self.distribution == _OWN
-
-    def __str__(self) -> str:
-        return f"{self.distribution} {self.version}"
 
 
 class Registered(Mapping[str, str]):
@@ -77,71 +47,74 @@ class Registered(Mapping[str, str]):
         return len(parts(self.group))
 
 
-def part(group: str, name: str) -> Part:
-    """The part of a name.
+def distribution_of(part: EntryPoint) -> Distribution:
+    """Return the distribution that has registered a part."""
+    return cast(Distribution, part.dist)
+
+
+def is_own(part: EntryPoint) -> bool:
+    """Return whether a part belongs to es_cookbook itself."""
+    return distribution_of(part).name == _OWN
+
+
+def whose(part: EntryPoint) -> str:
+    """Return the distribution of a part, with its version."""
+    return f"{distribution_of(part).name} {distribution_of(part).version}"
+
+
+def part(group: str, name: str) -> EntryPoint:
+    """Return the part of a name; the group may be written with `es_cookbook.` before it.
 
     Raises:
         KeyError: There is none.
         ConfigError: Two distributions have registered the name, or it is made for another version
             of the interface.
     """
+    group = group.removeprefix(_PREFIX)
     found, *others = parts(group)[name]
     if others:
         kind = group.removesuffix("s").replace("_", " ")
-        whose = " and by ".join(map(str, (found, *others)))
-        raise ConfigError(f"{kind} {name!r} is registered by {whose}; uninstall one of them")
-    if not found.is_own and API not in found.made_for:
-        said = f"version {', '.join(found.made_for)}" if found.made_for else "no version"
+        every = " and by ".join(map(whose, (found, *others)))
+        raise ConfigError(f"{kind} {name!r} is registered by {every}; uninstall one of them")
+    entries = distribution_of(found).entry_points
+    made_for = sorted(each.name for each in entries if each.group == _API_GROUP)
+    if not is_own(found) and API not in made_for:
         raise ConfigError(
-            f"{found.distribution} is made for {said} of the interface that plug-ins have (the "
-            f"group {_API_GROUP}), and this {_OWN} has version {API}: install one that is made "
-            "for it"
+            f"{distribution_of(found).name} is made for version {', '.join(made_for) or '(none)'} "
+            f"of the interface that plug-ins have (the group {_API_GROUP}), and this {_OWN} has "
+            f"version {API}: install one that is made for it"
         )
     return found
 
 
-def parts(group: str) -> Mapping[str, tuple[Part, ...]]:
-    """Name -> the parts that distributions have registered in a group, by their names."""
+def parts(group: str) -> Mapping[str, Sequence[EntryPoint]]:
+    """Return the parts that distributions have registered in a group, by their names."""
     return groups().get(group, {})
 
 
-def parts_of(value: str) -> Sequence[Part]:
-    """The parts that are registered as this "module:Class", in any group."""
-    every = (itertools.chain.from_iterable(names.values()) for names in groups().values())
-    return [each for each in itertools.chain.from_iterable(every) if each.value == value]
+def parts_of(value: str) -> Sequence[EntryPoint]:
+    """Return the parts that are registered as this "module:Class", in any group."""
+    every = (named for names in groups().values() for named in names.values())
+    return [each for named in every for each in named if each.value == value]
 
 
 @functools.cache
-def groups() -> Mapping[str, Mapping[str, tuple[Part, ...]]]:
-    """Group -> its parts, of all groups.
+def groups() -> Mapping[str, Mapping[str, Sequence[EntryPoint]]]:
+    """Return the parts of all groups: group -> name -> its parts.
 
     Raises:
         ConfigError: es_cookbook is not installed.
     """
-    found: dict[str, dict[str, list[Part]]] = {}
-    seen: set[str] = set()
-    for distribution in importlib.metadata.distributions():
-        # Reading entry points alone is quick; there may be hundreds of distributions.
-        if f"[{_PREFIX}" not in (distribution.read_text("entry_points.txt") or ""):
-            continue
-        name = re.sub(r"[-_.]+", "-", distribution.name).lower()
-        if name in seen:  # The first on Python's path is the one that is imported.
-            continue
-        seen.add(name)
-        entries = distribution.entry_points
-        made_for = sorted(each.name for each in entries if each.group == _API_GROUP)
-        whose = distribution.name, distribution.version, made_for
-        for each in entries:
-            if each.group.startswith(_PREFIX) and each.group != _API_GROUP:
-                group = each.group.removeprefix(_PREFIX)
-                of_name = found.setdefault(group, {}).setdefault(each.name, [])
-                of_name.append(Part(group, each.name, each.value, *whose))
-    if _OWN not in seen:
+    every = importlib.metadata.entry_points()
+    found: dict[str, dict[str, list[EntryPoint]]] = {}
+    for group in sorted(every.groups):
+        if group.startswith(_PREFIX) and group != _API_GROUP:
+            names = found.setdefault(group.removeprefix(_PREFIX), {})
+            for entry in sorted(every.select(group=group), key=lambda entry: entry.name):
+                names.setdefault(entry.name, []).append(entry)
+    if not found:
         raise ConfigError(
             f"{_OWN} is on Python's path but not installed, so none of its parts is known by its "
             "name; install it (pip install --editable . in its folder)"
         )
-    return {
-        group: {name: tuple(named) for name, named in sorted(names.items())}
-        for group, names in sorted(found.items())
-    }
+    return found

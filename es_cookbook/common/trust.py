@@ -30,7 +30,7 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple, cast
 
 from es_cookbook.common.errors import ConfigError, did_you_mean
-from es_cookbook.common.registry import part, parts_of
+from es_cookbook.common.registry import part, parts_of, whose
 from es_cookbook.common.terminal import printable
 
 ANYTHING_REACHED = "(anything)"
@@ -121,8 +121,8 @@ def load(text: str) -> Callable[..., object]:
     try:
         return resolve(text, trust=[text.partition(":")[0]])
     except ConfigError as error:
-        whose = "".join(f" (of {each})" for each in registered)
-        raise ConfigError(f"{error}{whose}") from error
+        of = "".join(f" (of {whose(each)})" for each in registered)
+        raise ConfigError(f"{error}{of}") from error
 
 
 def source_of(text: str) -> Path | None:

@@ -22,7 +22,7 @@ import chz
 
 from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.errors import ConfigError, HubError, RunDirectoryError
-from es_cookbook.common.files import ANY_SIZE, PARTIAL_SUFFIX, check_file, kind_of, lines, opened
+from es_cookbook.common.files import ANY_SIZE, PARTIAL_SUFFIX, check_file, lines, opened
 from es_cookbook.common.terminal import one_line, plural, say
 from es_cookbook.plugins.hub.client import FIRST_SECONDS, TOKEN, asking
 from es_cookbook.runs.directory.directory import CONFIG, HISTORY, METRICS
@@ -72,7 +72,7 @@ def files_to_push(path: Path) -> Mapping[str, Path | bytes]:
     files = {
         file.relative_to(path).as_posix(): check_file(file, ANY_SIZE, path)
         for file in sorted(path.rglob("*"))
-        if kind_of(file) != "a directory" and not _is_left_out(file.relative_to(path))
+        if (file.is_symlink() or not file.is_dir()) and not _is_left_out(file.relative_to(path))
     }
     if not files:
         raise RunDirectoryError(f"path {path} holds nothing to push")

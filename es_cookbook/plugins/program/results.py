@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from es_cookbook.common.errors import EnvError
-from es_cookbook.common.files import check_values, in_whole_characters
+from es_cookbook.common.files import check_characters, check_values
 from es_cookbook.common.terminal import one_line
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.problem_env import Grade
@@ -100,9 +100,9 @@ def objects_of(line: bytes) -> list[Result]:
     if text[end:].strip():
         return []
     try:
-        in_whole_characters(text, found)
+        check_characters(text, found)
     except (ValueError, RecursionError) as error:
-        raise EnvError(f"a result holds {error}") from error
+        raise EnvError(f"a result {error}") from error
     return found
 
 

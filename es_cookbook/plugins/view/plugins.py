@@ -6,12 +6,13 @@ Parts of other distributions than es-cookbook are imported, to check that they c
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint
 
 import chz
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.registry import Part, groups, part
+from es_cookbook.common.registry import groups, is_own, part, whose
 from es_cookbook.common.trust import load
 
 
@@ -25,28 +26,35 @@ def main(config: Plugins) -> None:
     for distribution, parts in _by_distribution().items():
         print(distribution)
         for group, names in parts.items():
-            print(f"  {group + ':':<16} {', '.join(each.name for each in names)}")
+            print(f"  {group + ':':<16} {', '.join(names)}")
         print()
     for line in problems():
         print(line)
 
 
-def _by_distribution() -> Mapping[str, Mapping[str, Sequence[Part]]]:
-    """Distribution and version -> group -> its parts; es-cookbook first."""
-    found: dict[str, dict[str, list[Part]]] = {}
+def _by_distribution() -> Mapping[str, Mapping[str, Sequence[str]]]:
+    """Distribution and version -> group -> names of its parts; es-cookbook first."""
+    found: dict[str, dict[str, list[str]]] = {}
     every = [
-        each for names in groups().values() for registered in names.values() for each in registered
+        (group, each)
+        for group, names in groups().items()
+        for registered in names.values()
+        for each in registered
     ]
-    for each in sorted(every, key=lambda each: (not each.is_own, each.distribution)):
-        found.setdefault(str(each), {}).setdefault(each.group, []).append(each)
+    for group, each in sorted(every, key=_place):
+        found.setdefault(whose(each), {}).setdefault(group, []).append(each.name)
     return found
+
+
+def _place(found: tuple[str, EntryPoint]) -> tuple[bool, str]:
+    return not is_own(found[1]), whose(found[1])
 
 
 def problems() -> Iterator[str]:
     """A sentence for each name that cannot be used."""
     for group, names in groups().items():
         for name, (first, *others) in names.items():
-            if first.is_own and not others:
+            if is_own(first) and not others:
                 continue
             try:
                 load(part(group, name).value)

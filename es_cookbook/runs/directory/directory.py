@@ -35,7 +35,6 @@ from es_cookbook.common.files import (
     ANY_SIZE,
     PARTIAL_SUFFIX,
     appending,
-    kind_of,
     lines,
     opened,
     opened_descriptor,
@@ -206,10 +205,11 @@ def check_kinds(log_path: Path) -> None:
         RunDirectoryError: Names one.
     """
     for name in sorted(WRITTEN_BY_RUNS | {LOG}):
-        wanted = "a directory" if name in _FOLDERS else "a regular file"
-        found = kind_of(log_path / name)
-        if found not in (None, wanted):
-            raise RunDirectoryError(f"log_path {log_path}: {name} is {found}, and must be {wanted}")
+        path, is_folder = log_path / name, name in _FOLDERS
+        is_wanted = path.is_dir() if is_folder else path.is_file()
+        if path.is_symlink() or (path.exists() and not is_wanted):
+            wanted = "a directory" if is_folder else "a regular file"
+            raise RunDirectoryError(f"log_path {log_path}: {name} must be {wanted}, and no link")
 
 
 def checked_names(log_path: Path) -> set[str]:

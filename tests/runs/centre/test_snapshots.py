@@ -139,4 +139,4 @@ def test_one_that_cannot_be_written_is_a_warning(
     (recorded.path / "snapshots").write_text("in the way")
     take_snapshots(recorded.path, 2)
     assert "no snapshot of generation 2: " in caplog.text
-    assert "snapshots is a regular file, and must be a directory" in caplog.text
+    assert "snapshots must be a directory, and no link" in caplog.text
