@@ -206,6 +206,10 @@ class FakeEngineBuilder(EngineBuilder):
     held_by: str = chz.field(default="", doc="file; as long as it is there, generation 2 waits")
     made: ClassVar[list[FakeEngine]] = []
 
+    @override
+    def tokenizer(self, model_name: str) -> "PreTrainedTokenizerBase":
+        return FakeEngine().tokenizer
+
     async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> Engine:
         self.made.append(FakeEngine(self.capacity, held_by=self.held_by))
         return self.made[-1]

@@ -288,6 +288,16 @@ class EngineBuilder(ABC):
         """
         model_directory(model_name)
 
+    def tokenizer(self, model_name: str) -> "PreTrainedTokenizerBase":
+        """Return the tokenizer that the engine will have, without loading the model.
+
+        Raises:
+            ModelError: It is missing or cannot be read.
+        """
+        from es_cookbook.checkpoints.models import load_tokenizer  # Which imports torch.
+
+        return load_tokenizer(model_name)
+
     @abstractmethod
     async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> Engine:
         """Load the model and start the engine.

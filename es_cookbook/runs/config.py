@@ -21,6 +21,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names, with_each
+from es_cookbook.common.terminal import say_once
 from es_cookbook.engines.base import ENGINE_NAMES, Engine, EngineBuilder
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
 from es_cookbook.evolution.optimizers.base import AUTO, Optimizer, OptimizerBuilder, OptimizerNames
@@ -36,8 +37,9 @@ from es_cookbook.rl.objectives import (
     Objective,
     check_goes_with,
 )
+from es_cookbook.rl.problem_env import told_stop
 from es_cookbook.rl.regularisers import REGULARISER_NAMES, Regulariser
-from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.rl.types import RLDataset, RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.directory.directory import CONFIG, Recorded, add_to_log, check_is_run
 from es_cookbook.runs.directory.opening import Behavior
 from es_cookbook.runs.presets import PRESETS, Preset, whole_options
@@ -160,6 +162,13 @@ class RunConfig(ABC):
     def centre_of(self, generation: int) -> int:
         """The centre that the genomes of a generation perturb, by the generations before it."""
         return generation
+
+    def check_problems(self, dataset: RLDataset) -> None:  # noqa: B027 - most methods take any
+        """Check, before the model is loaded, that the method can train on these problems.
+
+        Raises:
+            DataError: It cannot; names the problem.
+        """
 
     @property
     def num_pairs(self) -> int:
@@ -316,6 +325,15 @@ class Config(RunConfig):
         is_found = "learning_rate" in self.optimizer.unsettled
         optimizer.divides_fitness = is_found and not self.fitness.has_unit_variance
         return optimizer
+
+    @override
+    def check_problems(self, dataset: RLDataset) -> None:
+        """Refuse problems that the surrogate cannot use, and say where answers end by default."""
+        batch_P = dataset.get_batch(0)
+        if self.surrogate is not None:
+            self.surrogate.check([*dataset.training_problems, *batch_P])
+        if stop := told_stop(self.sampling, batch_P):
+            say_once(stop)
 
     @override
     def centre_of(self, generation: int) -> int:

@@ -21,7 +21,6 @@ from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.scoring import Scoring, loaded
-from es_cookbook.rl.problem_env import told_stop
 from es_cookbook.rl.types import Datasets, RLDataset
 from es_cookbook.runs.config import MAY_DIFFER, Config
 from es_cookbook.runs.directory.directory import HISTORY, PROFILE, SNAPSHOTS, Recorded
@@ -30,7 +29,7 @@ from es_cookbook.runs.history.format import Header, Record, num_forked
 from es_cookbook.runs.history.store import check_same_base, header_of
 from es_cookbook.runs.loop import Run
 from es_cookbook.runs.recorder import Recorder
-from es_cookbook.runs.setup import Mover, begin_recording, load_problems, open_engine
+from es_cookbook.runs.setup import Mover, begin_recording, check_fit, load_problems, open_engine
 from es_cookbook.runs.signals import advise
 from es_cookbook.runs.tracking.base import RunInfo, Tracker
 
@@ -118,7 +117,6 @@ class EvolutionStrategies(Mover[Run]):
     async def open(self, stack: contextlib.AsyncExitStack) -> Run:
         began = time.perf_counter()
         engine, datasets = await open_engine(_one_by_one(self.config), stack)
-        _check_problems(self.config, datasets.train)
         answers = None
         if self.config.size:
             datasets, answers = await self._choose_sizes(engine, datasets, began)
@@ -159,7 +157,8 @@ class EvolutionStrategies(Mover[Run]):
         self.config, answers = await sized_run(self.config, engine, datasets, seconds)
         self._config_json = config_to_json(self.config)
         if self.config.dataset != loaded_for:
-            datasets = await load_problems(self.config, engine)
+            datasets = await load_problems(self.config)
+            await check_fit(self.config, engine, datasets)
         return datasets, answers
 
     async def _found(
@@ -279,15 +278,6 @@ def _one_by_one(config: Config) -> Config:
     return one_by_one(config)
 
 
-def _check_problems(config: Config, dataset: RLDataset) -> None:
-    """Refuse problems that the surrogate cannot use, and print the default end of answers."""
-    batch_P = dataset.get_batch(0)
-    if config.surrogate is not None:
-        config.surrogate.check(batch_P)
-    if stop := told_stop(config.sampling, batch_P):
-        say(stop)
-
-
 async def tried_sigmas(config: Config) -> "FoundSigma":
     """The sigma that the run would find; the run does not begin.
 
@@ -299,7 +289,6 @@ async def tried_sigmas(config: Config) -> "FoundSigma":
     await asyncio.to_thread(check_outside, config)
     async with contextlib.AsyncExitStack() as stack:
         engine, datasets = await open_engine(config, stack)
-        _check_problems(config, datasets.train)
         return await choosing.find_sigma_for(config, engine, datasets.train)
 
 

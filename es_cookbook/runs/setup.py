@@ -130,21 +130,32 @@ async def opened(
 async def open_engine(
     config: RunConfig, stack: contextlib.AsyncExitStack
 ) -> tuple[Engine, Datasets]:
-    """The engine of any run, which the stack closes, and its problems."""
+    """Load the problems of a run, then its model; the stack closes the engine.
+
+    In this order a mistake in the problems is reported before the model is loaded. Checks that need
+    the engine's context come last.
+    """
     where = f"{config.log_path}: " if config.log_path else ""
     say(f"{where}loading {config.model_name} on {config.engine.name}")
+    datasets = await load_problems(config)
     with libraries_quiet():
         engine = await config.engine(model_name=config.model_name, search_space=config.space)
     await stack.enter_async_context(closing(engine))
-    return engine, await load_problems(config, engine)
+    await check_fit(config, engine, datasets)
+    return engine, datasets
 
 
-async def load_problems(config: RunConfig, engine: Engine) -> Datasets:
-    """The problems of any run, checked."""
+async def load_problems(config: RunConfig) -> Datasets:
+    """Load the problems of a run, and check what can be checked without an engine."""
     with libraries_quiet():
-        datasets = await config.dataset(engine.tokenizer)
-    await validate(datasets, engine.tokenizer, engine.traits.context_length, config.sampling)
+        datasets = await config.dataset(config.engine.tokenizer(config.model_name))
+    config.check_problems(datasets.train)
     return datasets
+
+
+async def check_fit(config: RunConfig, engine: Engine, datasets: Datasets) -> None:
+    """Check that problems fit into the engine's context and that their gold answers score."""
+    await validate(datasets, engine.tokenizer, engine.traits.context_length, config.sampling)
 
 
 def begin_recording(

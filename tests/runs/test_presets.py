@@ -1,13 +1,16 @@
 """Presets: the steps that they lead to are the papers' formulas; what replaces them is told."""
 
+import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.rl.objectives import SURROGATE_NAMES
 from es_cookbook.runs.presets import PRESETS
 from tests.preset_steps import NAME, SHAPE, START, Stepped, close, preset, summed, z
 from tests.said import typed
@@ -116,3 +119,42 @@ def test_a_preset_that_is_none_is_refused() -> None:
     help_page = typed("countdown", "preset=copes", "--help").stdout
     assert "search_space.partitions=4" in help_page
     assert f"\nSettings of papers: preset={'|'.join(PRESETS)}.\n" in help_page
+
+
+CHOICES = [
+    *({"preset": name} for name in PRESETS),
+    *({"surrogate": name} for name in SURROGATE_NAMES),
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: "=".join(*choice.items()))
+def test_missing_gold_answers_are_refused_before_the_model_is_loaded(
+    choice: dict[str, str], tmp_path: Path
+) -> None:
+    rows = [{"question": f"{number} + 1 =", "answer": number + 1} for number in range(30)]
+    del rows[7]["answer"]  # One is enough, also if it is not in the first batch.
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    options = {
+        **choice,
+        **{"data": data, "reward": "tests.runs.test_presets:zero", "log_path": tmp_path / "run"},
+        **{
+            "model_name": ROOT / "es_cookbook/recipes/arithmetic/model",
+            "engine": "tests.fakes:NoEngineBuilder",
+            "size": "none",
+        },
+        **{"batch": 1, "dataset.num_test": 0, "dataset.full_reward": 0},
+    }
+    words = [f"{name}={value}" for name, value in options.items()]
+    source = PRESETS[choice["preset"]].options if "preset" in choice else choice
+    if source.get("surrogate") == "gold":
+        said = typed("train", *words).stderr.splitlines()[-1]
+        assert said.startswith(f"{data}, line 8: it has no gold answer, which surrogate=gold has")
+    else:
+        with pytest.raises(AssertionError, match="a model was loaded"):
+            typed("train", *words)
+
+
+def zero(text: str, row: object) -> float:
+    del text, row
+    return 0.0
