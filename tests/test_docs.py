@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.causal_lms import CAUSAL_LM_CLASSES, UNBUILDABLE
 from benchmarks.model_families import PAGE, counts, documented, said_of
+from docs import figures
 from docs.baselines import rows, studied
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.messages.message_env import Script
@@ -108,6 +109,36 @@ def test_the_tests_that_pages_name_exist() -> None:
     found = {pair for page in pages for pair in re.findall(named, page.read_text("utf-8"))}
     missing = [f for f in found if f"def {f[1]}(" not in (ROOT / f[0]).read_text("utf-8")]
     assert len(found) >= 4 and missing == []
+
+
+def test_figures_on_the_pages_are_those_of_the_results() -> None:
+    assert figures.wrong() == []
+
+
+def test_a_quote_that_differs_from_its_result_or_is_gone_is_named(tmp_path: Path) -> None:
+    rows = [{"name": f"seed {seed}: gain", "value": 28.96 + seed} for seed in range(3)]
+    results = tmp_path / "benchmarks/results"
+    results.mkdir(parents=True)
+    (results / "job.json").write_text(json.dumps({"rows": rows}))
+    (tmp_path / "page.md").write_text("In 50 generations it gains 29.0, 30.0 and\n31.0 points.")
+
+    def found(quote: str, *sources: str) -> list[str]:
+        return list(figures.wrong_quotes({"page.md": {quote: sources}}, tmp_path))
+
+    assert found("50 generations it gains 29.0, 30.0 and 31.0", "", "job | seed *: gain") == []
+    assert found("gains 29.0", "job | seed 1: gain")[0].endswith("'job | seed 1: gain' is 29.96")
+    assert found("gains 29.0", "job | seed 0: gain | 2")[0].endswith("| 2' is 57.92")
+    assert found("gains 28.0", "job | seed 0: gain") == [
+        "page.md does not say 'gains 28.0'",
+        "page.md: 'gains 28.0' has 28.0 where 'job | seed 0: gain' is 28.96",
+    ]
+    assert found("gains 29.0", "job | seed *: gain")[0].endswith("1 numbers and 3 sources")
+
+
+def test_a_section_with_a_figure_names_a_command_a_file_or_the_lab_notes(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One\n5 times\n\n## Two\n5 times (`python -m benchmarks.x`)\n## Three\nx\n")
+    assert list(figures.without_source([page])) == ["page.md: # One"]
 
 
 def test_every_row_of_the_baselines_has_a_file_and_a_command() -> None:
