@@ -1,17 +1,33 @@
 """Checkpoints whose linear weights are quantised, for code that loads, moves and writes them.
 
-A quantised weight is made of other tensors, its parameters: codes, scales, zero points. Models have
-the weight that they stand for, always derived, and search spaces may move the parameters, each
-under the layer's name with its kind after it: `model.layers.0.mlp.up_proj.scales`.
+A quantised weight is made of other tensors, its parameters: codes, scales and zero points.
+
+    W[o, i] = (code[o, i] - zero[o, g(i)]) · scale[o, g(i)]
+
+Codes are integers of a few bits, 0 ... 2^bits - 1, or floats of 8 bits without zero points. A scale
+is shared by a group g of an output's inputs, or by all of them (GPTQ, Frantar et al. 2022,
+arXiv:2210.17323; AWQ, arXiv:2306.00978); those of blocks (DeepSeek-V3, arXiv:2412.19437) are
+repeated for each output. Integers without zero points have all in the middle, 2^(bits - 1). The
+weight is computed in float32, where the difference is exact and the product is rounded once, and
+then cast to the dtype that samples. Activations are not rounded: where a checkpoint asks for it
+(W8A8), vLLM does, and the model computed here is that of these weights.
+
+Models always derive the weight from the parameters, and search spaces may move those of integers,
+each under the layer's name with its kind after it: `model.layers.0.mlp.up_proj.scales`. What moved
+is a quantised weight again (`QuantisedWeight.moved`), with scales in the dtype that the checkpoint
+stores and integers in its range: every genome is a checkpoint that could be written as it is.
 
 How files store them is a matter of the quantisation method, as transformers calls it in
 `config.json` (`quant_method`); those that are registered in the group `quantisations` can be read.
+
+Left out: moving floats, whose steps differ in size.
 """
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Self, TypeAlias, cast
+from typing import Any, Literal, Self, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -29,43 +45,91 @@ QUANTISATION_FIELDS = ("quantization_config", "compression_config")
 """Fields of config.json that say how weights are quantised, the first that is there."""
 
 
-class QuantisedWeight(ABC):
-    """A quantised weight, never written.
+Kind: TypeAlias = Literal["codes", "scales", "zeros"]
+KINDS: tuple[Kind, ...] = ("scales", "zeros", "codes")
+"""Kinds, in the order in which a layer's parameters are listed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantisedWeight:
+    """A quantised weight, which is never changed in place.
 
     Attributes:
-        bits: bits of its codes.
+        codes: (out, in), integers 0 ... 2^bits - 1 as uint8, or floats as float8_e4m3fn.
+        scales: (out, groups), in the dtype that the checkpoint stores.
+        zeros: (out, groups), integers as int16; None if there are none, or all are in the
+            middle by definition.
+        group_of_input: (in,), int64.
+        bits: bits of a code.
+        least_zero: the format's least zero point; there are 2^bits of them.
     """
 
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    group_of_input: torch.Tensor
     bits: int
+    least_zero: int = 0
 
     @property
-    @abstractmethod
     def shape(self) -> torch.Size:
         """Shape of the weight: (out, in)."""
+        return self.codes.shape
 
     @property
-    @abstractmethod
     def dtype(self) -> torch.dtype:
         """Intended dtype of the weight, used if the model's config does not say."""
+        return self.scales.dtype
 
-    @abstractmethod
-    def parameters(self) -> Mapping[str, torch.Tensor]:
-        """Kind -> tensor that search spaces may move, with two axes."""
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """Return the tensors that search spaces may move, by kind, each with two axes."""
+        if self.codes.is_floating_point():
+            return {}
+        zeros: dict[str, torch.Tensor] = {} if self.zeros is None else {"zeros": self.zeros}
+        return {"scales": self.scales, **zeros, "codes": self.codes}
 
-    @abstractmethod
     def dequantised(self) -> torch.Tensor:
-        """The weight (out, in) in float32."""
+        """Return the weight (out, in) in float32."""
+        middle = 0.0 if self.codes.is_floating_point() else 2.0 ** (self.bits - 1)
+        zeros = middle if self.zeros is None else self.zeros.float()[:, self.group_of_input]
+        return (self.codes.float() - zeros) * self.scales.float()[:, self.group_of_input]
 
-    @abstractmethod
     def moved(self, values: Mapping[str, torch.Tensor]) -> "QuantisedWeight":
-        """This weight with other parameters: kind -> float32, as the search spaces keep them."""
+        """Return this weight with other parameters, given as the search spaces keep them.
 
-    @abstractmethod
+        Args:
+            values: float32 tensors of the parameters' shapes, of those that move:
+
+                - scales: factors on the base's scales; the product is rounded to float32, and then
+                  to the dtype that the checkpoint stores.
+                - zeros: offsets from the base's zero points, as fractions of half the codes' range;
+                  the nearest integer is added.
+                - codes: the codes themselves, rounded to the nearest integer.
+        """
+        changed: dict[str, Any] = {}
+        if (factors := values.get("scales")) is not None:
+            changed["scales"] = (self.scales.float() * factors).to(self.scales.dtype)
+        if (offsets := values.get("zeros")) is not None and self.zeros is not None:
+            steps = (offsets * 2.0 ** (self.bits - 1)).round()
+            most = self.least_zero + 2**self.bits - 1
+            zeros = (self.zeros.float() + steps).clamp(self.least_zero, most)
+            changed["zeros"] = zeros.to(self.zeros.dtype)
+        if (codes := values.get("codes")) is not None:
+            changed["codes"] = codes.round().clamp(0, 2**self.bits - 1).to(self.codes.dtype)
+        return dataclasses.replace(self, **changed)
+
     def to(self, device: torch.device) -> "QuantisedWeight":
-        """The same on another device."""
+        """Return the same weight on another device."""
+        return dataclasses.replace(
+            self,
+            codes=self.codes.to(device),
+            scales=self.scales.to(device),
+            zeros=None if self.zeros is None else self.zeros.to(device),
+            group_of_input=self.group_of_input.to(device),
+        )
 
     def __deepcopy__(self, memo: Mapping[int, object]) -> Self:
-        """Itself: copies of a model share it."""
+        """Return itself: copies of a model share it."""
         return self
 
 

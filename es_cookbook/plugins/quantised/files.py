@@ -1,4 +1,4 @@
-"""Files of quantised checkpoints: how each format stores a `CodesAndScales`.
+"""Files of quantised checkpoints: how each format stores a `QuantisedWeight`.
 
 A format is a `_Layout`: names of tensors, how numbers are packed, and what shares a scale.
 
@@ -29,10 +29,15 @@ from safetensors.torch import save_file
 from typing_extensions import override
 
 from es_cookbook.checkpoints.model_files import copy_file, find_file, weight_paths
-from es_cookbook.checkpoints.quantised import QuantisedCheckpoint, parameter_name
+from es_cookbook.checkpoints.quantised import (
+    KINDS,
+    Kind,
+    QuantisedCheckpoint,
+    QuantisedWeight,
+    parameter_name,
+)
 from es_cookbook.checkpoints.tensors import ReadTensors, weight_files
 from es_cookbook.common.errors import ModelError
-from es_cookbook.plugins.quantised.layers import KINDS, CodesAndScales, Kind, layer_and_kind
 
 _ACCEPTED = (
     "accepted are gptq with 2, 4 or 8 bits, awq in the version gemm with 4 bits, fp8, and "
@@ -97,7 +102,7 @@ class _Layout:
         """Suffixes of all tensors of a layer."""
         return (*self.names.values(), self.group_of_input, *self.others)
 
-    def read(self, stored: Mapping[str, torch.Tensor], layer: str) -> CodesAndScales:
+    def read(self, stored: Mapping[str, torch.Tensor], layer: str) -> QuantisedWeight:
         """Unpack a layer.
 
         Raises:
@@ -137,7 +142,7 @@ class _Layout:
             if group.shape != (inputs,) or int(group.min()) < 0 or int(group.max()) >= groups:
                 what = f"{self.group_of_input} must name one of {groups} groups for each"
                 raise self._misfit(layer, f"{what} of {inputs} inputs")
-        return CodesAndScales(codes, scales, zeros, group, self.bits, self.least_zero)
+        return QuantisedWeight(codes, scales, zeros, group, self.bits, self.least_zero)
 
     def _upright(self, stored: Mapping[str, torch.Tensor], layer: str, kind: Kind) -> torch.Tensor:
         """A tensor of a layer with its outputs first."""
@@ -177,7 +182,7 @@ class _Layout:
             f"{self.format}, as config.json has it: {what}"
         )
 
-    def stored(self, weight: CodesAndScales, kind: Kind) -> torch.Tensor:
+    def stored(self, weight: QuantisedWeight, kind: Kind) -> torch.Tensor:
         """A parameter of a weight as the format stores it."""
         tensor = weight.parameters()[kind]
         if kind == "scales":
@@ -206,7 +211,7 @@ class _Checkpoint(QuantisedCheckpoint):
         return _PACKAGES.get(self.layout.format.removesuffix("_v2"), "compressed-tensors")
 
     @override
-    def weight(self, layer: str) -> CodesAndScales:
+    def weight(self, layer: str) -> QuantisedWeight:
         return self.layout.read(self.files, layer)
 
     @override
@@ -225,7 +230,7 @@ class _Checkpoint(QuantisedCheckpoint):
         return ReadTensors(places, read)
 
     @override
-    def outline(self, layer: str) -> CodesAndScales:
+    def outline(self, layer: str) -> QuantisedWeight:
         small = tuple(f"{layer}.{name}" for name in (self.layout.group_of_input, "weight_shape"))
         stored = {
             name: self.files[name] if name in small else self.files[name].to("meta")
@@ -265,7 +270,8 @@ class _Checkpoint(QuantisedCheckpoint):
     def write(self, directory: Path, moved: Iterable[tuple[str, torch.Tensor]]) -> None:
         changed: dict[str, torch.Tensor] = {}
         for name, value in moved:
-            layer, kind = layer_and_kind(name)
+            layer, _, part = name.rpartition(".")
+            kind = cast(Kind, part)
             weight = self.weight(layer).moved({kind: value.cpu()})
             place = f"{layer}.{self.layout.names[kind]}"
             shape = self.files[place].shape

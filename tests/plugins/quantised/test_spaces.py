@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from es_cookbook.checkpoints.quantised import QuantisedWeight
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Term
@@ -15,7 +16,6 @@ from es_cookbook.evolution.noise import Part, noise
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.plugins.quantised.layers import CodesAndScales
 from es_cookbook.plugins.quantised.spaces import QuantCodes, QuantCodesSpace, QuantScales
 
 INFOS = [
@@ -28,7 +28,7 @@ INFOS = [
     ParameterInfo("b.scales", (6, 2), "scales", 4),
     ParameterInfo("b.codes", (6, 8), "codes", 4),
 ]
-WEIGHT = CodesAndScales(
+WEIGHT = QuantisedWeight(
     codes=torch.arange(32, dtype=torch.uint8).view(4, 8) % 16,
     scales=torch.tensor([[0.5, 2.0]] * 4, dtype=torch.bfloat16),
     zeros=torch.tensor([[0, 8], [3, 15], [1, 1], [7, 8]], dtype=torch.int16),
