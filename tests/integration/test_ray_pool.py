@@ -136,7 +136,7 @@ async def test_a_run_that_began_on_one_engine_goes_on_over_a_pool_of_which_one_i
         while recorded.read_bytes().count(b"\n") != 1 + 3:
             await asyncio.sleep(0.001)
         victim = PoolBuilder.made[-1].members[1]
-        while not victim.mailbox.num_unanswered:
+        while not victim.num_unanswered:
             await asyncio.sleep(0.0001)
         os.kill(victim.pid, signal.SIGKILL)
 

@@ -47,176 +47,6 @@ class _Pending:
     number: int | None = None
 
 
-class _Mailbox:
-    """The requests of one process on their way to it, and answers on their way back.
-
-    Requests that are made in one turn of the event loop go in one call, and answers come back as
-    many at a time as there are. For the tasks of one event loop.
-
-    Args:
-        counters: counters of the pool, by the names of its stats.
-        timeout: seconds without any answer, while there are requests, after which a process hangs.
-        on_failure: called when the process dies, hangs or cannot answer.
-    """
-
-    def __init__(
-        self, counters: dict[str, float], timeout: float, on_failure: Callable[[EngineError], None]
-    ) -> None:
-        self._counters = counters
-        self._timeout = timeout
-        self._on_failure = on_failure
-        self._actor: Actor | None = None
-        self._counted: Mapping[str, float] = {}
-        self._is_paused = False
-        self._refusing: EngineError | None = None
-        self._outbox: dict[_Pending, None] = {}
-        self._sent: dict[int, _Pending] = {}
-        self._nothing_sent = asyncio.Event()
-        self._nothing_sent.set()
-        self._cancelled: list[int] = []
-        self._next_number = 0
-        self._deadline: asyncio.TimerHandle | None = None
-        self._listener: asyncio.Task[None] | None = None
-
-    @property
-    def num_unanswered(self) -> int:
-        """Requests that wait for their answer."""
-        return len(self._sent) + len(self._outbox)
-
-    async def ask(self, request: Request) -> Action | list[float]:
-        """Have a request answered.
-
-        Raises:
-            EngineError: The mailbox refuses requests.
-            RequestError: The engine refuses this one.
-        """
-        if self._refusing is not None:
-            raise self._refusing
-        pending = _Pending(request, asyncio.get_running_loop().create_future())
-        if not self._outbox:
-            self._flush_soon()
-        self._outbox[pending] = None
-        try:
-            return await pending.answer
-        except asyncio.CancelledError:
-            # Its task was cancelled: so is the request, wherever it is.
-            self._outbox.pop(pending, None)
-            if pending.number is not None and self._sent.pop(pending.number, None) is not None:
-                if not self._cancelled:
-                    self._flush_soon()
-                self._cancelled.append(pending.number)
-                if not self._sent:
-                    self._expect_answers()
-            raise
-
-    def open(self, actor: Actor) -> None:
-        """Send to this process from now on."""
-        self._actor = actor
-        self._flush_soon()
-
-    async def pause(self) -> None:
-        """Send nothing more, and wait until the engine has no request."""
-        self._is_paused = True
-        await self._nothing_sent.wait()
-
-    def resume(self) -> None:
-        """Send again."""
-        self._is_paused = False
-        self._flush_soon()
-
-    def refuse(self, future: EngineError, waiting: EngineError) -> None:
-        """Raise one error in all future requests, another in waiting ones."""
-        self._actor, self._refusing = None, future
-        for pending in (*self._sent.values(), *self._outbox):
-            if not pending.answer.done():
-                pending.answer.set_exception(waiting)
-        self._outbox.clear()
-        self._sent.clear()
-        self._expect_answers()
-
-    async def close(self) -> None:
-        """Stop listening."""
-        if self._listener is not None:
-            self._listener.cancel()
-            await asyncio.gather(self._listener, return_exceptions=True)
-
-    def _flush_soon(self) -> None:
-        asyncio.get_running_loop().call_soon(self._flush)
-
-    def _flush(self) -> None:
-        if self._actor is None:
-            return
-        if self._cancelled:
-            self._actor.send("cancel", self._cancelled)
-            self._cancelled = []
-        if not self._outbox or self._is_paused:
-            return
-        pending, self._outbox = list(self._outbox), {}
-        batch, order = encode_requests([one.request for one in pending])
-        was_idle = not self._sent
-        first = self._next_number
-        self._next_number += len(pending)
-        for number, i in enumerate(order, first):
-            pending[i].number = number
-            self._sent[number] = pending[i]
-        if was_idle:
-            self._expect_answers()
-        self._counters["sent_bytes"] += sum(map(len, batch))
-        self._counters["question_bytes"] += len(batch[0])
-        self._actor.send("submit", first, *batch)
-        if self._listener is None or self._listener.done():
-            self._listener = asyncio.create_task(self._listen(self._actor))
-
-    async def _listen(self, actor: Actor) -> None:
-        """Take answers until all are there."""
-        try:
-            while self._sent:
-                data, counted = cast(_Fetched, await actor.call("fetch", timeout=None))
-                for name in filter(counted.__contains__, _OF_ENGINES):
-                    more = counted[name] - self._counted.get(name, 0)
-                    self._counters[name] = self._counters.get(name, 0) + more
-                self._counted = counted
-                self._take(decode_answers(data))
-        except EngineError as error:
-            self._on_failure(error)
-
-    def _take(self, answers: Iterable[tuple[int, Answer]]) -> None:
-        failure: EngineError | None = None
-        for number, answer in answers:
-            pending = self._sent.get(number)
-            if pending is None:  # Cancelled meanwhile.
-                continue
-            if isinstance(answer, EngineError):
-                failure = answer
-                continue
-            del self._sent[number]
-            pending.number = None
-            if pending.answer.done():  # Cancelled in this turn of the event loop.
-                continue
-            self._counters["requests"] += 1
-            if isinstance(answer, Exception):
-                pending.answer.set_exception(answer)
-            else:
-                if isinstance(answer, Action):
-                    self._counters["tokens"] += len(answer.tokens_T)
-                pending.answer.set_result(answer)
-        if failure is not None:
-            self._on_failure(failure)
-        self._expect_answers()
-
-    def _expect_answers(self) -> None:
-        """Start the timer of seconds without an answer; stop it if no request waits."""
-        if self._deadline is not None:
-            self._deadline.cancel()
-        if not self._sent:
-            self._nothing_sent.set()
-            return
-        self._nothing_sent.clear()
-        error = ActorLostError(f"no answer for engine.request_timeout={self._timeout:g} s")
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(self._timeout, self._on_failure, error)
-
-
 @dataclasses.dataclass(slots=True)
 class Ledger:
     """How a pool's engines are made, the centre that all should have, and what they did together.
@@ -255,10 +85,12 @@ class Ledger:
 class Member:
     """One engine of a pool; `on_loss` is called once if it is lost.
 
+    Requests that are made in one turn of the event loop go in one call, and answers come back as
+    many at a time as there are. For the tasks of one event loop.
+
     Attributes:
         built: constants of its engine, `pid` of the process and `node`, the machine's name,
             once it has started.
-        mailbox: receives requests.
         lost: why it is lost or closed, or None.
     """
 
@@ -269,21 +101,32 @@ class Member:
     def __init__(
         self, number: int, place: Place, ledger: Ledger, on_loss: "Callable[[Member], None]"
     ) -> None:
-        self.number = number
-        self.place = place
-        self.mailbox = _Mailbox(ledger.counters, ledger.request_timeout, self._lose)
+        self.number, self.place = number, place
         self.lost: EngineError | None = None
-        self._ledger = ledger
-        self._on_loss = on_loss
+        self._ledger, self._on_loss = ledger, on_loss
         self._actor: Actor | None = None
-        self._position = 0
-        self._fingerprint = 0
+        self._position = self._fingerprint = 0
         self._lock = asyncio.Lock()
+        self._counted: Mapping[str, float] = {}
+        self._is_paused = False
+        self._outbox: dict[_Pending, None] = {}
+        self._sent: dict[int, _Pending] = {}
+        self._nothing_sent = asyncio.Event()
+        self._nothing_sent.set()
+        self._cancelled: list[int] = []
+        self._next_number = 0
+        self._deadline: asyncio.TimerHandle | None = None
+        self._listener: asyncio.Task[None] | None = None
 
     @property
     def label(self) -> str:
         """Its name in a profile."""
         return f"engine {self.number}"
+
+    @property
+    def num_unanswered(self) -> int:
+        """Requests that wait for their answer."""
+        return len(self._sent) + len(self._outbox)
 
     async def start(self) -> None:
         """Start it and bring it to the pool's centre.
@@ -293,7 +136,7 @@ class Member:
             ConfigError: Its products have another dtype than those of the others.
         """
         ledger = self._ledger
-        self._actor = actor = await ledger.cluster.start(self.place)
+        self._actor = await ledger.cluster.start(self.place)
         recipe = (ledger.builder, ledger.model_name, ledger.search_space)
         started = await self._call("build", *recipe)
         self.built, self.pid, self.node = cast("tuple[Built, int, str]", started)
@@ -306,7 +149,6 @@ class Member:
                 "engine.engine.products=float32"
             )
         await self._restore(len(ledger.steps))
-        self.mailbox.open(actor)
 
     async def load(self, genomes: bytes) -> None:
         """Make genomes resident.
@@ -364,12 +206,39 @@ class Member:
         async with self._changing():
             await self._call("save", path)
 
+    async def ask(self, request: Request) -> Action | list[float]:
+        """Have a request answered.
+
+        Raises:
+            EngineError: It is lost or closed.
+            RequestError: The engine refuses this request.
+        """
+        if self.lost is not None:
+            raise self.lost
+        pending = _Pending(request, asyncio.get_running_loop().create_future())
+        if not self._outbox:
+            self._flush_soon()
+        self._outbox[pending] = None
+        try:
+            return await pending.answer
+        except asyncio.CancelledError:
+            # Its task was cancelled: so is the request, wherever it is.
+            self._outbox.pop(pending, None)
+            if pending.number is not None and self._sent.pop(pending.number, None) is not None:
+                if not self._cancelled:
+                    self._flush_soon()
+                self._cancelled.append(pending.number)
+                if not self._sent:
+                    self._expect_answers()
+            raise
+
     async def close(self) -> None:
         """End the process; requests in flight fail."""
         self.lost = self.lost or EngineError("the engine is closed")
-        in_flight = EngineError("the engine was closed while this request was in flight")
-        self.mailbox.refuse(self.lost, in_flight)
-        await self.mailbox.close()
+        self._fail_all(EngineError("the engine was closed while this request was in flight"))
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.gather(self._listener, return_exceptions=True)
         if self._actor is not None:
             actor, self._actor = self._actor, None
             await actor.close()
@@ -383,13 +252,15 @@ class Member:
         """
         async with self._lock:
             try:
-                await self.mailbox.pause()
+                self._is_paused = True
+                await self._nothing_sent.wait()
                 if self.lost is None:
                     yield
             except EngineError as error:
                 self._lose(error)
             finally:
-                self.mailbox.resume()
+                self._is_paused = False
+                self._flush_soon()
             if self.lost is not None:
                 raise self.lost
 
@@ -399,11 +270,98 @@ class Member:
         self.lost = with_notes(
             EngineLostError(f"engine {self.number} of the pool is lost: {why}"), why
         )
-        self.mailbox.refuse(self.lost, self.lost)
+        self._fail_all(self.lost)
         if self._actor is not None:
             self._actor.kill()
             self._actor = None
         self._on_loss(self)
+
+    def _fail_all(self, error: EngineError) -> None:
+        """Raise an error in all requests that wait for their answer."""
+        for pending in (*self._sent.values(), *self._outbox):
+            if not pending.answer.done():
+                pending.answer.set_exception(error)
+        self._outbox.clear()
+        self._sent.clear()
+        self._expect_answers()
+
+    def _flush_soon(self) -> None:
+        asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Send what was asked and cancelled in this turn of the event loop."""
+        if self._actor is None:
+            return
+        if self._cancelled:
+            self._actor.send("cancel", self._cancelled)
+            self._cancelled = []
+        if not self._outbox or self._is_paused:
+            return
+        pending, self._outbox = list(self._outbox), {}
+        batch, order = encode_requests([one.request for one in pending])
+        was_idle = not self._sent
+        first = self._next_number
+        self._next_number += len(pending)
+        for number, i in enumerate(order, first):
+            pending[i].number = number
+            self._sent[number] = pending[i]
+        if was_idle:
+            self._expect_answers()
+        self._ledger.counters["sent_bytes"] += sum(map(len, batch))
+        self._ledger.counters["question_bytes"] += len(batch[0])
+        self._actor.send("submit", first, *batch)
+        if self._listener is None or self._listener.done():
+            self._listener = asyncio.create_task(self._listen(self._actor))
+
+    async def _listen(self, actor: Actor) -> None:
+        """Take answers until all are there."""
+        counters = self._ledger.counters
+        try:
+            while self._sent:
+                data, counted = cast(_Fetched, await actor.call("fetch", timeout=None))
+                for name in filter(counted.__contains__, _OF_ENGINES):
+                    more = counted[name] - self._counted.get(name, 0)
+                    counters[name] = counters.get(name, 0) + more
+                self._counted = counted
+                self._take(decode_answers(data))
+        except EngineError as error:
+            self._lose(error)
+
+    def _take(self, answers: Iterable[tuple[int, Answer]]) -> None:
+        failure: EngineError | None = None
+        for number, answer in answers:
+            pending = self._sent.get(number)
+            if pending is None:  # Cancelled meanwhile.
+                continue
+            if isinstance(answer, EngineError):
+                failure = answer
+                continue
+            del self._sent[number]
+            pending.number = None
+            if pending.answer.done():  # Cancelled in this turn of the event loop.
+                continue
+            self._ledger.counters["requests"] += 1
+            if isinstance(answer, Exception):
+                pending.answer.set_exception(answer)
+            else:
+                if isinstance(answer, Action):
+                    self._ledger.counters["tokens"] += len(answer.tokens_T)
+                pending.answer.set_result(answer)
+        if failure is not None:
+            self._lose(failure)
+        self._expect_answers()
+
+    def _expect_answers(self) -> None:
+        """Start the timer of seconds without an answer; stop it if no request waits."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if not self._sent:
+            self._nothing_sent.set()
+            return
+        self._nothing_sent.clear()
+        seconds = self._ledger.request_timeout
+        error = ActorLostError(f"no answer for engine.request_timeout={seconds:g} s")
+        self._deadline = asyncio.get_running_loop().call_later(seconds, self._lose, error)
 
     async def _restore(self, until: int, *, from_base: bool = False) -> None:
         steps = self._ledger.steps[:until]

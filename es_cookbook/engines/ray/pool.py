@@ -134,9 +134,7 @@ class RayPoolBuilder(EngineBuilder):
         cluster = Cluster.connect(self.address, self.strategy, self.env)
         pool: RayPool | None = None
         try:
-            cluster.num_cpus, cluster.num_gpus = self._needs(cluster)
-            if cluster.is_private:
-                cluster.share = self.machine_share
+            self._divide(cluster)
             ledger = Ledger(
                 *(self.engine, model_name, search_space, cluster),
                 *(self.max_restarts, self.request_timeout, self.start_timeout),
@@ -149,30 +147,29 @@ class RayPoolBuilder(EngineBuilder):
             raise
         return pool
 
-    def _needs(self, cluster: Cluster) -> tuple[float, float]:
-        """Cores and GPUs of one engine; refuses what a private Ray can never have."""
+    def _divide(self, cluster: Cluster) -> None:
+        """Set the cores, GPUs and share of one engine; refuses what a private Ray can never have.
+
+        The share is that of an engine with one thread per core: by its CPUs, which hyper-threads
+        double, engines that take every core would have half.
+        """
         gpus = cluster.resources().get("GPU", 0)
-        num_gpus = float(gpus > 0) if self.num_gpus is None else self.num_gpus
-        needed = num_gpus * self.num_engines
+        cluster.num_gpus = float(gpus > 0) if self.num_gpus is None else self.num_gpus
+        needed = cluster.num_gpus * self.num_engines
         if needed > gpus and cluster.is_private:
             raise ConfigError(
-                f"engine.num_engines={self.num_engines} with engine.num_gpus={num_gpus:g} needs "
-                f"{needed:g} GPUs, and this machine has {gpus:g}; lower one of them (engines can "
-                "share a GPU: 0.5), or join a cluster that has more with engine.address"
+                f"engine.num_engines={self.num_engines} with engine.num_gpus="
+                f"{cluster.num_gpus:g} needs {needed:g} GPUs, and this machine has {gpus:g}; lower "
+                "one of them (engines can share a GPU: 0.5), or join a cluster that has more with "
+                "engine.address"
             )
-        num_cpus = self.num_cpus
-        if num_cpus is None:
-            num_cpus = max(1, num_cores() // self.num_engines) if self.address == "local" else 1
-        return num_cpus, num_gpus
-
-    @property
-    def machine_share(self) -> float:
-        """The share of this machine of an engine of a private Ray, with one thread per core.
-
-        By its CPUs, which hyper-threads double, engines that take every core would have half.
-        """
-        asked = 1.0 if self.num_cpus is None else self.num_cpus / num_cores()
-        return min(asked, 1 / self.num_engines)
+        share = 1 / self.num_engines
+        if self.num_cpus is not None:
+            cluster.num_cpus, share = self.num_cpus, min(share, self.num_cpus / num_cores())
+        elif self.address == "local":
+            cluster.num_cpus = max(1, num_cores() // self.num_engines)
+        if cluster.is_private:
+            cluster.share = share
 
 
 class DisagreementError(EngineError):
@@ -405,7 +402,7 @@ class RayPool(_AskingHost, Engine):
             )
         while True:
             with suppress(EngineLostError):  # Another may know.
-                return await (await self._any_member()).mailbox.ask(request)
+                return await (await self._any_member()).ask(request)
 
     async def _any_member(self) -> Member:
         """The engine with the fewest requests; waits for one that is being started.
@@ -417,7 +414,7 @@ class RayPool(_AskingHost, Engine):
             if not self._replacing:
                 raise self._none_left()
             await asyncio.wait(self._replacing, return_when=asyncio.FIRST_COMPLETED)
-        return min(self.members, key=lambda member: member.mailbox.num_unanswered)
+        return min(self.members, key=lambda member: member.num_unanswered)
 
     async def _join(self, places: Sequence[Place]) -> None:
         """Start engines, and admit them once they have the pool's centre."""
@@ -538,7 +535,7 @@ class _LentHost(_AskingHost):
     async def _ask(self, request: Request) -> Action | list[float]:
         while True:
             try:
-                return await self.member.mailbox.ask(request)
+                return await self.member.ask(request)
             except EngineLostError:
                 await self._go_on()
 

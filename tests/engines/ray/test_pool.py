@@ -115,7 +115,7 @@ async def test_the_centre_is_answered_for_by_all_engines_and_logprobs_too() -> N
         assert await pool.logprobs(scored) == await LightEngine("", "").logprobs(scored)
         many = [asyncio.create_task(pool.sample(r)) for r in asked("base", 40)]
         await asyncio.sleep(0)
-        assert [host.mailbox.num_unanswered for host in pool.members] == [20, 20]
+        assert [host.num_unanswered for host in pool.members] == [20, 20]
         await asyncio.gather(*many)
         with pytest.raises(RequestError, match="genome 1 was requested from a pool"):
             await texts(pool, asked(1))
