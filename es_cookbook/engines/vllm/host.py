@@ -19,7 +19,6 @@ requests wait for vLLM alone, so every set gets its turn as long as requests end
 """
 
 import asyncio
-import functools
 import itertools
 import math
 import pickle
@@ -64,7 +63,7 @@ from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
-from es_cookbook.rl.types import Action, SamplingParams
+from es_cookbook.rl.types import Action
 
 if TYPE_CHECKING:
     from vllm import RequestOutput
@@ -111,7 +110,6 @@ class VLLMEngine(Engine):
         self._eos_token_ids = [token for token in vocabulary.ends if token < vocabulary.size]
         self._perturbs_logits = "lm_head.weight" in self.space.weights
         self._texts = AnswerTexts(tokenizer)
-        self._params = functools.lru_cache(maxsize=64)(self._new_params)
         self._usage = Usage()
         self._turnstile = Turnstile(
             lambda weights: self._call("genomes_use", cast(Any, weights)[0])
@@ -155,19 +153,11 @@ class VLLMEngine(Engine):
     @override
     async def sample(self, request: SampleRequest) -> Action:
         limit = check_sample(request, *self._limits)
-        observation, params = request.observation, request.params
-        if 0 < params.temperature < LEAST_TEMPERATURE:
-            raise RequestError(
-                f"vLLM samples at temperature 0 (greedy), or from {LEAST_TEMPERATURE:g} on, found "
-                f"{params.temperature:g}"
-            )
-        # Generators on the CPU see a seed's low 32 bits alone; the high ones are mixed into them.
-        seed = request.seed ^ request.seed >> 32 if params.temperature > 0 else None
-        stop = request.stop, observation.stop_token_ids
-        follows = request.progress is not None and request.progress.follows
-        vllm_params = self._params(limit, params, seed, *stop, follows)
         output = await self._generate(
-            request.target, observation.tokens_T, vllm_params, request.progress
+            request.target,
+            request.observation.tokens_T,
+            self._params(request, limit),
+            request.progress,
         )
         answer = output.outputs[0]
         tokens_T = tuple(answer.token_ids)
@@ -175,7 +165,7 @@ class VLLMEngine(Engine):
         # vLLM's own text ends with a stop string, which may be within a token.
         text = self._texts.before(request.cut_at, self._texts.text(tokens_T))
         logprobs_T = None
-        if params.logprobs and answer.logprobs is not None:
+        if request.params.logprobs and answer.logprobs is not None:
             chosen = zip(tokens_T, answer.logprobs, strict=True)
             logprobs_T = tuple(cast(Any, of_token)[token].logprob for token, of_token in chosen)
         reason = "length" if answer.finish_reason == "length" else "stop"
@@ -331,35 +321,34 @@ class VLLMEngine(Engine):
         self._counters["prefilled_tokens"] += len(last.prompt_token_ids or ()) - cached
         return last
 
-    def _new_params(
-        self,
-        max_tokens: int,
-        params: SamplingParams,
-        seed: int | None,
-        stop: tuple[str, ...],
-        stop_token_ids: tuple[int, ...],
-        in_pieces: bool,
-    ) -> "VLLMParams":
-        """The parameters for vLLM; made once for the many greedy requests that share them."""
+    def _params(self, request: SampleRequest, max_tokens: int) -> "VLLMParams":
         from vllm import SamplingParams as VLLMParams
         from vllm.sampling_params import RequestOutputKind
 
-        named = {*stop_token_ids, *self._texts.stop_tokens(stop)}
+        params, stop_token_ids = request.params, request.observation.stop_token_ids
+        if 0 < params.temperature < LEAST_TEMPERATURE:
+            raise RequestError(
+                f"vLLM samples at temperature 0 (greedy), or from {LEAST_TEMPERATURE:g} on, found "
+                f"{params.temperature:g}"
+            )
+        named = {*stop_token_ids, *self._texts.stop_tokens(request.stop)}
+        follows = request.progress is not None and request.progress.follows
         with self._our_errors():
             return VLLMParams(
                 max_tokens=max_tokens,
                 temperature=params.temperature,
                 top_p=params.top_p,
-                seed=seed,
-                stop=list(stop),
+                # Generators on the CPU see the low 32 bits alone; the high ones are mixed in.
+                seed=request.seed ^ request.seed >> 32 if params.temperature > 0 else None,
+                stop=list(request.stop),
                 stop_token_ids=[*self._eos_token_ids, *named],
                 spaces_between_special_tokens=False,
                 include_stop_str_in_output=True,
                 ignore_eos=True,  # they are among the stop tokens
                 logprobs=0 if params.logprobs else None,
-                detokenize=bool(stop),
+                detokenize=bool(request.stop),
                 output_kind=(
-                    RequestOutputKind.CUMULATIVE if in_pieces else RequestOutputKind.FINAL_ONLY
+                    RequestOutputKind.CUMULATIVE if follows else RequestOutputKind.FINAL_ONLY
                 ),
             )
 
@@ -436,9 +425,8 @@ class Turnstile:
     def __init__(self, switch: Callable[[Hashable], Awaitable[object]]) -> None:
         self.current: Hashable | None = None
         self._switch = switch
-        self._is_switching = False
         self._num_inside = 0
-        self._num_waiting: dict[Hashable, int] = {}  # the longest waiting comes first
+        self._num_waiting = Counter[Hashable]()  # the longest waiting comes first
         self._changed = asyncio.Event()
 
     @asynccontextmanager
@@ -448,36 +436,29 @@ class Turnstile:
         Raises:
             Exception: What `switch` raised.
         """
-        await self._enter(weights)
+        self._num_waiting[weights] += 1
         try:
-            yield
-        finally:
-            self._num_inside -= 1
-            self._wake()
-
-    async def _enter(self, weights: Hashable) -> None:
-        self._num_waiting[weights] = self._num_waiting.get(weights, 0) + 1
-        try:
-            while self._is_switching or weights != self.current:
-                is_next = next(iter(self._num_waiting)) == weights
-                if is_next and not self._num_inside and not self._is_switching:
-                    await self._bring_in(weights)
-                else:
+            while weights != self.current:
+                if self._num_inside or next(iter(self._num_waiting)) != weights:
                     await self._changed.wait()
+                    continue
+                self.current, self._num_inside = None, 1  # The switch is inside, alone.
+                try:
+                    await self._switch(weights)
+                    self.current = weights
+                finally:
+                    self._num_inside = 0
             self._num_inside += 1
         finally:
             self._num_waiting[weights] -= 1
             if not self._num_waiting[weights]:
                 del self._num_waiting[weights]
             self._wake()
-
-    async def _bring_in(self, weights: Hashable) -> None:
-        self.current, self._is_switching = None, True
         try:
-            await self._switch(weights)
-            self.current = weights
+            yield
         finally:
-            self._is_switching = False
+            self._num_inside -= 1
+            self._wake()
 
     def _wake(self) -> None:
         self._changed.set()
