@@ -49,41 +49,30 @@ HOPELESS = 16
 """Consecutive questions without an answer after which the command stops."""
 
 
-class _Answers:
-    """Answers by key, in a file that survives a crash. A torn last line is dropped.
+def _opened(path: Path) -> tuple[LineFile, dict[str, Completion]]:
+    """Open the file of answers, which survives a crash, and return it with the answers by key.
+
+    A torn last line is dropped.
 
     Raises:
         DataError: A line is damaged.
         RunDirectoryError: The file cannot be written.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.by_key: dict[str, Completion] = {}
-        content = path.read_bytes() if path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]
-        for number, line in enumerate(whole.split(b"\n")[:-1], 1):
-            try:
-                found = json.loads(line)
-                self.by_key[found["key"]] = Completion(found["text"], found["finish_reason"])
-            except (ValueError, LookupError, TypeError, RecursionError):
-                raise DataError(
-                    f"{path}, line {number}: not a line of `generate`; give another output, or "
-                    "delete this file to begin again"
-                ) from None
-        self._file = LineFile(path)
-        self._file.truncate(len(whole))
-
-    def add(self, key: str, answer: Completion) -> None:
-        """Record an answer; it is on the disk afterwards.
-
-        Raises:
-            RunDirectoryError: The disk is full or failed.
-        """
-        self._file.append(_line({"key": key, **answer._asdict()}))
-        self.by_key[key] = answer
-
-    def close(self) -> None:
-        self._file.close()
+    answers: dict[str, Completion] = {}
+    content = path.read_bytes() if path.exists() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    for number, line in enumerate(whole.split(b"\n")[:-1], 1):
+        try:
+            found = json.loads(line)
+            answers[found["key"]] = Completion(found["text"], found["finish_reason"])
+        except (ValueError, LookupError, TypeError, RecursionError):
+            raise DataError(
+                f"{path}, line {number}: not a line of `generate`; give another output, or delete "
+                "this file to begin again"
+            ) from None
+    file = LineFile(path)
+    file.truncate(len(whole))
+    return file, answers
 
 
 def _line(value: Mapping[str, object]) -> bytes:
@@ -109,9 +98,10 @@ def main(config: GenerateConfig) -> None:
     rows = read_rows(config)
     if config.via == "distilabel" and find_spec("distilabel") is None:
         raise not_installed("via=distilabel", "distilabel", "es-cookbook[distilabel]")
-    with contextlib.closing(_Answers(parts)) as answers:
+    file, answers = _opened(parts)
+    with contextlib.closing(file):
         missing = _missing(config, dict(rows), answers)
-        lost, collect = _collector(config, answers, len(missing))
+        lost, collect = _collector(config, file, answers, len(missing))
         try:
             if missing and config.via == "distilabel":
                 from es_cookbook.plugins.generate import by_distilabel
@@ -122,7 +112,7 @@ def main(config: GenerateConfig) -> None:
         except BaseExceptionGroup as errors:
             raise next(leaves(errors)) from None
         finally:
-            _write(config, output, rows, answers.by_key)
+            _write(config, output, rows, answers)
     if lost:
         reasons = "; ".join(f"{count} x {one_line(why)}" for why, count in lost.most_common(5))
         raise ServerError(
@@ -170,13 +160,15 @@ def _key(config: GenerateConfig, prompt: str, replica: int) -> str:
     return f"{hashlib.blake2b(question.encode(), digest_size=12).hexdigest()}-{replica}"
 
 
-def _missing(config: GenerateConfig, prompts: Collection[str], answers: _Answers) -> list[Question]:
+def _missing(
+    config: GenerateConfig, prompts: Collection[str], answers: Collection[str]
+) -> list[Question]:
     """The unanswered questions, replica by replica; seeds of 31 bits suit every server."""
     found = [
         (key, prompt, None if config.seed is None else derive_seed(config.seed, key) >> 32)
         for replica in range(config.replicas)
         for prompt in prompts
-        if (key := _key(config, prompt, replica)) not in answers.by_key
+        if (key := _key(config, prompt, replica)) not in answers
     ]
     there = len(prompts) * config.replicas - len(found)
     say(
@@ -187,7 +179,7 @@ def _missing(config: GenerateConfig, prompts: Collection[str], answers: _Answers
 
 
 def _collector(
-    config: GenerateConfig, answers: _Answers, count: int
+    config: GenerateConfig, file: LineFile, answers: dict[str, Completion], count: int
 ) -> tuple[Counter[str], Callable[[str, Outcome], None]]:
     """Returns a count of lost questions by reason, and the function that takes outcomes."""
     lost: Counter[str] = Counter()
@@ -197,7 +189,8 @@ def _collector(
         nonlocal done, in_a_row
         done += 1
         if isinstance(outcome, Completion):
-            answers.add(key, outcome)
+            file.append(_line({"key": key, **outcome._asdict()}))
+            answers[key] = outcome
             in_a_row = 0
         else:
             lost[outcome] += 1

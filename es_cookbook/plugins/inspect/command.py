@@ -12,8 +12,7 @@ directory is only read.
 """
 
 import json
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -26,10 +25,10 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, EnvError, not_installed
 from es_cookbook.common.terminal import plural, printable
-from es_cookbook.engines.base import Engine, Host, SampleRequest, Target
+from es_cookbook.engines.base import Host, SampleRequest, Target
 from es_cookbook.rl.messages.chat import ChatOptions
-from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams
-from es_cookbook.runs.recorded import RebuiltRun, RecordedRun
+from es_cookbook.rl.types import Action, Observation, SamplingParams
+from es_cookbook.runs.recorded import RecordedRun
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog
@@ -124,39 +123,31 @@ async def _logs(config: InspectConfig, subject: Subject) -> "list[EvalLog]":
         raise not_installed("inspect", "inspect-ai", "es-cookbook[inspect]") from error
 
     (generation,) = subject.generations
-    async with opened(subject) as (engine, rebuilt), _answering(engine, rebuilt, config) as answer:
-        return await run_task(
-            config.task,
-            config.arguments(),
-            _model(config),
-            Source(
-                *(answer, engine.tokenizer, engine.traits.context_length),
-                *(_sampling(config, subject.run), config.chat, config.seed),
-            ),
-            limit=config.limit,
-            epochs=config.epochs,
-            log_dir=config.log_dir,
-            metadata={"log_path": config.log_path, "generation": generation}
-            if subject.run
-            else {"model_name": subject.model_name},
-        )
-
-
-@asynccontextmanager
-async def _answering(
-    engine: Engine, rebuilt: RebuiltRun | None, config: InspectConfig
-) -> AsyncGenerator[Answer]:
-    host: Host = engine
-    target: Target = "centre"
+    metadata: dict[str, object] = {"model_name": subject.model_name}
     async with AsyncExitStack() as stack:
+        engine, rebuilt = await stack.enter_async_context(opened(subject))
+        host: Host = engine
+        target: Target = "centre"
         if rebuilt is not None:
-            await rebuilt.go_to(rebuilt.run.resolved(config.generation, config.genome))
+            metadata = {"log_path": config.log_path, "generation": generation}
+            await rebuilt.go_to(generation)
             host, target = await stack.enter_async_context(rebuilt.answering(config.genome))
 
         async def answer(observation: Observation, params: SamplingParams, seed: int) -> Action:
             return await host.sample(SampleRequest(target, observation, params, seed))
 
-        yield answer
+        sampling = _sampling(config, subject.run)
+        context_length = engine.traits.context_length
+        return await run_task(
+            config.task,
+            config.arguments(),
+            _model(config),
+            Source(answer, engine.tokenizer, context_length, sampling, config.chat, config.seed),
+            limit=config.limit,
+            epochs=config.epochs,
+            log_dir=config.log_dir,
+            metadata=metadata,
+        )
 
 
 def _sampling(config: InspectConfig, run: RecordedRun | None) -> SamplingParams:
