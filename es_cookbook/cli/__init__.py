@@ -69,7 +69,7 @@ def command_of(name: str) -> Callable[[], object]:
         found = getattr(importlib.import_module(module), attribute)
     else:
         found = load(registered.value)
-    if name in RECIPES:
+    if name not in COMMANDS:
         from es_cookbook.runs.program import program as program_of  # It imports a run's parts.
 
         return program_of(name, cast("type[Config]", found))[1]

@@ -13,9 +13,10 @@ import dataclasses
 import functools
 import json
 import math
+import re
 from collections.abc import Callable, Collection, Generator, Mapping
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import chz
 
@@ -26,11 +27,13 @@ from es_cookbook.common.registry import Registered, parts_of
 from es_cookbook.common.terminal import is_utf8, printable
 from es_cookbook.common.trust import (
     ANYTHING_REACHED,
+    Reached,
     check_reached,
     is_own,
+    reached,
     reference,
-    references_in,
     resolve,
+    script_of,
     trusted_modules,
 )
 
@@ -42,6 +45,8 @@ FORMAT = "$format"
 """Beside the fields of a whole config: the version of how it is written."""
 FORMAT_VERSION = 1
 _LONGEST_LINE = 500
+_NAMES = re.compile(r'"\$(?:class|partial|import)": "([^"]*)"')
+"""Names of classes and functions in the text of a config of this process."""
 
 
 def config_to_json(config: object) -> str:
@@ -54,10 +59,11 @@ def config_to_json(config: object) -> str:
             of its field's type; names the field.
     """
     plain = _to_plain(config, "config")
-    _Reader(_trust_of(plain)).read(plain, "config", object)
     if isinstance(plain, dict):
         plain = {FORMAT: FORMAT_VERSION, **cast("dict[str, object]", plain)}
-    return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False)
+    config_from_json(text, trust_of(text))
+    return text
 
 
 def config_from_json(text: str, trust: Collection[str] = ()) -> object:
@@ -77,7 +83,7 @@ def config_from_json(text: str, trust: Collection[str] = ()) -> object:
             not trusted, an unknown or missing field, or a value that its type or the class itself
             refuses.
     """
-    return _read(text, object, trust)
+    return _read(_parsed(text), object, trust)
 
 
 def load_config(
@@ -102,7 +108,7 @@ def load_config(
     """
     text = text_of(path) if text is None else text
     with _at(path):
-        return cast(_Loaded, _read(text, config_class, trust, typed))
+        return cast(_Loaded, _read(_parsed(text), config_class, trust, typed))
 
 
 def load_fields(
@@ -116,53 +122,59 @@ def load_fields(
     Raises:
         ConfigError: As `load_config`, or a field is missing.
     """
-    modules, text = trusted_modules(trust), text_of(path)
-    found: dict[str, object] = {}
+    text = text_of(path)
     with _at(path):
         plain = _parsed(text)
         entries = cast("dict[str, object]", plain) if isinstance(plain, dict) else {}
-        for name, declared in types.items():
-            if name not in entries:
-                raise ConfigError(
-                    f"it must hold a run's Config, which has a {' and a '.join(types)}"
-                )
-            where = f"config.{name}"
-            found[name] = _Reader(modules).read(entries[name], where, declared)
-            check_reached(found[name], trust, where=where)
-    return found, entries
+        if types.keys() - entries.keys():
+            raise ConfigError(f"it must hold a run's Config, which has a {' and a '.join(types)}")
+        return {
+            name: _read(entries[name], declared, trust, where=f"config.{name}")
+            for name, declared in types.items()
+        }, entries
 
 
 def trust_of(text: str) -> frozenset[str]:
-    """Everything that a config of this process needs trusted to be read back.
+    """Return everything that a config of this process needs trusted to be read back.
 
     Configs read with it may reach anything, so they are this config, or only compared with it.
 
     Args:
         text: result of `config_to_json`, not of a file.
     """
-    return frozenset(_trust_of(_parsed(text)))
+    names = _NAMES.findall(text)
+    modules = (name.partition(":")[0] for name in names)
+    return frozenset({ANYTHING_REACHED, *filter(is_own, names), *modules})
 
 
-def modules_named(text: str) -> list[str]:
-    """Modules of the classes and functions that a config names, of any origin; imports none.
+def trust_option(text: str) -> dict[str, str]:
+    """Return the `trust=` option with which another program can read a config of this process.
 
-    Raises:
-        ConfigError: Not JSON.
+    It is empty if the config needs none.
+
+    Args:
+        text: result of `config_to_json`, not of a file.
     """
-    return sorted({name.partition(":")[0] for name in references_in(_parsed(text))})
+    reader = _Reader(trust_of(text))
+    reader.read(_parsed(text), "config", object)
+    code = (name for name in _NAMES.findall(text) if not (is_own(name) or parts_of(name)))
+    modules = sorted({name.partition(":")[0] for name in code})
+    named = (str(script_of(module) or module.partition(".")[0]) for module in modules)
+    words = dict.fromkeys([*named, *(each.word for each in reader.reached)])
+    return {"trust": ",".join(words)} if words else {}
 
 
-def _trust_of(plain: object) -> set[str]:
-    names = references_in(plain)
-    modules = {name.partition(":")[0] for name in names}
-    return {ANYTHING_REACHED, *filter(is_own, names), *modules}
-
-
-def _read(text: str, declared: type, trust: Collection[str], typed: Collection[str] = ()) -> object:
-    modules = trusted_modules(trust)
-    config = _Reader(modules).read(_parsed(text), "config", declared)
-    check_reached(config, trust, typed)
-    return config
+def _read(
+    plain: object,
+    declared: type,
+    trust: Collection[str],
+    typed: Collection[str] = (),
+    where: str = "config",
+) -> object:
+    reader = _Reader(trusted_modules(trust))
+    value = reader.read(plain, where, declared)
+    check_reached(reader.reached, trust, typed)
+    return value
 
 
 def text_of(path: Path) -> str:
@@ -189,23 +201,20 @@ def _parsed(text: str) -> object:
 
 def _to_plain(value: object, where: str) -> object:
     """JSON's own types, with a "$..." key for everything that JSON has no word for."""
-    if isinstance(value, str | Path) and not is_utf8(str(value)):
-        raise ConfigError(f"{where} must be text in UTF-8, found {str(value)!r}")
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"$float": str(value)}
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | int):
         return value
-    if isinstance(value, Path):
-        return {"$path": str(value)}
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if isinstance(value, str | Path) and is_utf8(str(value)):
+        return value if isinstance(value, str) else {"$path": str(value)}
     if isinstance(value, list | tuple):
         items = cast("list[object] | tuple[object, ...]", value)
         plain = [_to_plain(item, f"{where}[{i}]") for i, item in enumerate(items)]
         return plain if isinstance(value, list) else {"$tuple": plain}
     if isinstance(value, dict):
-        entries = cast("dict[object, object]", value)
-        if all(isinstance(key, str) and not key.startswith("$") for key in entries):
-            return {str(key): _to_plain(item, f"{where}[{key!r}]") for key, item in entries.items()}
-        return {"$dict": [_to_plain([key, item], where) for key, item in entries.items()]}
+        entries = cast("dict[Any, object]", value)
+        if all(isinstance(key, str) and is_utf8(key) and key[:1] != "$" for key in entries):
+            return {key: _to_plain(item, f"{where}[{key!r}]") for key, item in entries.items()}
     if chz.is_chz(value) and not isinstance(value, type):
         return {"$class": _name_of(type(value), where)} | {
             name: _to_plain(part, f"{where}.{name}")
@@ -223,8 +232,9 @@ def _to_plain(value: object, where: str) -> object:
     if callable(value):
         return {"$import": _name_of(value, where)}
     raise ConfigError(
-        f"{where}: a {type(value).__name__} cannot be written to a config; accepted: chz objects, "
-        "partials, importable functions, tuples, lists, dicts, numbers, strings, paths and None"
+        f"{where}: {value!r:.60} cannot be written to a config; accepted: chz objects, partials, "
+        "importable functions, tuples, lists, dicts with names as keys, finite numbers, text in "
+        "UTF-8, paths and None"
     )
 
 
@@ -237,11 +247,14 @@ def _name_of(value: Callable[..., object], where: str) -> str:
 class _Reader:
     """Undoes `_to_plain`, as far as declared types and trust allow.
 
-    `trust` are the packages, beside es_cookbook, whose classes and functions may be named, and what
-    of es_cookbook may be named anywhere.
+    Attributes:
+        trust: packages, beside es_cookbook, whose classes and functions may be named, and what of
+            es_cookbook may be named anywhere.
+        reached: all that the objects reach which it has read.
     """
 
     trust: Collection[str]
+    reached: list[Reached] = dataclasses.field(default_factory=list[Reached])
 
     def read(self, plain: object, where: str, declared: object) -> object:
         try:
@@ -271,21 +284,14 @@ class _Reader:
                 return self._callable(text, where, declared)
             case {"$tuple": list(items)}:
                 return tuple(cast("list[object]", self._value(items, where, declared)))
-            case {"$dict": list(pairs)}:
-                found = cast("list[tuple[object, object]]", self._value(pairs, where, declared))
-                with _at(where):
-                    return dict(found)
             case {"$path": str(text)}:
                 return Path(text)
-            case {"$float": "inf" | "-inf" | "nan" as text}:
-                return float(text)
             case dict():
                 entries = cast("dict[str, object]", plain)
                 if marker := next((key for key in entries if key.startswith("$")), None):
                     raise ConfigError(
                         f"{where}: {marker!r:.60} is not how a config is written; accepted: "
-                        "$class, $partial, $import, $tuple, $dict, $path, $float, each with its "
-                        "own kind of value"
+                        "$class, $partial, $import, $tuple, $path, each with its own kind of value"
                     )
                 return {
                     key: self._value(item, f"{where}[{key!r:.60}]", declared)
@@ -308,7 +314,9 @@ class _Reader:
                 )
             values[name] = self.read(plain, f"{where}.{name}", known[name].x_type)
         with _at(where):
-            return config_class(**values)
+            found = config_class(**values)
+        self.reached.extend(reached(found, where))
+        return found
 
     def _callable(self, text: str, where: str, declared: object) -> Callable[..., object]:
         """A function, or a class itself: of es_cookbook only if it is in `FUNCTIONS`."""

@@ -79,10 +79,11 @@ def part(group: str, name: str) -> EntryPoint:
     entries = distribution_of(found).entry_points
     made_for = sorted(each.name for each in entries if each.group == _API_GROUP)
     if not is_own(found) and API not in made_for:
+        said = f"version {', '.join(made_for)}" if made_for else "no version"
         raise ConfigError(
-            f"{distribution_of(found).name} is made for version {', '.join(made_for) or '(none)'} "
-            f"of the interface that plug-ins have (the group {_API_GROUP}), and this {_OWN} has "
-            f"version {API}: install one that is made for it"
+            f"{distribution_of(found).name} is made for {said} of the interface that plug-ins have "
+            f"(the group {_API_GROUP}), and this {_OWN} has version {API}: install one that is "
+            "made for it"
         )
     return found
 

@@ -18,13 +18,11 @@ the command line or written in Python is allowed; a value from a config file is 
 Left out: checking what the code of a trusted package does.
 """
 
-import functools
 import importlib
 import importlib.util
-import json
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple, cast
@@ -43,14 +41,11 @@ _IDENTIFIER = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]*")
 """ASCII only: Python takes some other letters of Unicode for the same."""
 _LONGEST = 300
 """Characters of a name that is followed."""
-_REFERENCES = ("$class", "$partial", "$import")
-"""Keys of a config whose value is a name."""
 _NEEDS_TRUST = "needs_trust"
-_ADDRESS = re.compile(r"(https?://(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?)(?:[/?#]\S*)?", re.ASCII)
-"""Read alike by every library; no user name stands before the host."""
 _scripts: dict[str, Path] = {}
 """Name of a module -> the trusted script that it is."""
-_is_importing = False
+_importing: list[str] = []
+"""Modules that are being imported because a config names them."""
 _Named = type | FunctionType | BuiltinFunctionType
 """What has a name in a module."""
 
@@ -93,7 +88,7 @@ def resolve(text: str, trust: Collection[str] = ()) -> Callable[..., object]:
             function of that name is defined in it; names the nearest.
     """
     module_name, _, qualname = text.partition(":")
-    own = (*_MAIN, _module_that_was_run())
+    own = (*_MAIN, _name_of_main())
     names = qualname if module_name in _MAIN else f"{module_name}.{qualname}"
     if len(text) > _LONGEST or not all(map(_IDENTIFIER.fullmatch, names.split("."))):
         raise ConfigError(
@@ -144,20 +139,8 @@ def is_own(text: str) -> bool:
 def _with_real_module(text: str) -> str:
     """A "module:qualname" in which the module that was run has its real name, if it has one."""
     module_name, colon, qualname = text.partition(":")
-    real_name = _module_that_was_run() if module_name in _MAIN else None
+    real_name = _name_of_main() if module_name in _MAIN else None
     return f"{real_name or module_name}{colon}{qualname}"
-
-
-def references_in(plain: object) -> set[str]:
-    """All references in a config, as JSON values; imports none of them."""
-    found: set[str] = set()
-    if isinstance(plain, dict):
-        entries = cast("dict[str, object]", plain)
-        found.update(text for key in _REFERENCES if isinstance(text := entries.get(key), str))
-        plain = list(entries.values())
-    if isinstance(plain, list):
-        found.update(*map(references_in, cast("list[object]", plain)))
-    return found
 
 
 def typed(text: str) -> Callable[..., object]:
@@ -189,20 +172,17 @@ def trusted_modules(trust: Collection[str]) -> tuple[str, ...]:
 
 def script_of(module_name: str) -> Path | None:
     """The file of a module that is a script: the one that was run, or one that is trusted."""
-    if module_name == _module_that_was_run():
-        main = sys.modules["__main__"]
-        return None if main.__spec__ is not None else Path(str(main.__file__))
-    return _scripts.get(module_name)
+    main = sys.modules["__main__"]
+    is_main = module_name == _name_of_main() and main.__spec__ is None
+    return Path(str(main.__file__)) if is_main else _scripts.get(module_name)
 
 
 def _module_of(path: Path) -> str:
     """The name under which a script can be imported from now on."""
     name, here = path.stem, path.resolve()
-    if not _IDENTIFIER.fullmatch(name):
-        raise ConfigError(f"{path}: a script that is imported is named like a Python module")
-    if not path.is_file():
-        raise ConfigError(f"there is no script {path}")
-    if name == _module_that_was_run():
+    if not (path.is_file() and _IDENTIFIER.fullmatch(name)):
+        raise ConfigError(f"there is no script {path} with a name that Python can import")
+    if name == _name_of_main():
         return name
     if (folder := str(here.parent)) not in sys.path:
         sys.path.append(folder)
@@ -217,8 +197,7 @@ def _module_of(path: Path) -> str:
 
 
 def _imported(name: str, text: str) -> ModuleType:
-    global _is_importing
-    before, _is_importing = _is_importing, True
+    _importing.append(name)
     try:
         return importlib.import_module(name)
     except Exception as error:  # Any error of the module's own code.
@@ -227,7 +206,7 @@ def _imported(name: str, text: str) -> ModuleType:
             said += f"; if it is a script, trust it by its path: trust=.../{name}{_SCRIPT}"
         raise ConfigError(f"{text} cannot be imported: {said}") from error
     finally:
-        _is_importing = before
+        _importing.pop()
 
 
 def refuse_while_imported() -> None:
@@ -236,7 +215,7 @@ def refuse_while_imported() -> None:
     Raises:
         ConfigError: The module starts a run at its top level.
     """
-    if _is_importing:
+    if _importing:
         raise ConfigError(
             "it starts to work when it is imported; put that behind `if __name__ == '__main__':`"
         )
@@ -248,20 +227,12 @@ def _belongs_to(module_name: str, packages: Collection[str]) -> bool:
 
 
 def _check_trusted(module_name: str, packages: Collection[str], text: str) -> None:
-    if _belongs_to(module_name, packages):
-        return
-    package = module_name.partition(".")[0]
-    what = text if text.startswith(f"{module_name}:") else f"{text}, of {module_name},"
-    if package in sys.stdlib_module_names:
-        advice = "it is of Python itself, where much can run anything"
-    elif package not in sys.modules and importlib.util.find_spec(package) is None:
-        advice = (
-            f"there is no package {package} here; if it is a script that you trust, add "
-            f"trust=path/to/{package}{_SCRIPT}"
+    if not _belongs_to(module_name, packages):
+        package = module_name.partition(".")[0]
+        raise ConfigError(
+            f"{text} is not part of es_cookbook, but of {package}; if you trust all of its code, "
+            f"add trust={package}, or trust=path/to/{package}{_SCRIPT} if that is a script"
         )
-    else:
-        advice = f"if you trust the code of {package}, add trust={package}"
-    raise ConfigError(f"{what} is not part of es_cookbook; {advice}")
 
 
 def _defined(module: ModuleType, qualname: str, text: str) -> _Named:
@@ -279,21 +250,16 @@ def _defined(module: ModuleType, qualname: str, text: str) -> _Named:
     return found
 
 
-def _module_that_was_run() -> str | None:
-    """The real name of `__main__`: with `python -m`, but for Python's own, or of a script."""
-    main = sys.modules.get("__main__")
-    spec = getattr(main, "__spec__", None)
-    if spec is not None:
-        name = cast(str, spec.name)
-        return None if name.partition(".")[0] in sys.stdlib_module_names else name
-    file = getattr(main, "__file__", None)
-    if file is None or not file.endswith(_SCRIPT):  # Typed at a prompt, or an entry point.
-        return None
-    name = Path(file).stem
-    return name if _IDENTIFIER.fullmatch(name) else None
+def _name_of_main() -> str | None:
+    """Return the name by which `__main__` can be imported; None for Python's own and a prompt."""
+    main = sys.modules["__main__"]
+    file = Path(getattr(main, "__file__", None) or "")
+    script = file.stem if file.suffix == _SCRIPT and _IDENTIFIER.fullmatch(file.stem) else None
+    name = main.__spec__.name if main.__spec__ else script
+    return None if name and name.partition(".")[0] in sys.stdlib_module_names else name
 
 
-class _Reached(NamedTuple):
+class Reached(NamedTuple):
     """One field that reaches something: where, the word that allows it, and what it would do."""
 
     where: str
@@ -312,87 +278,40 @@ def needs_trust(word: Callable[[Any], str | None], does: str) -> dict[str, objec
     return {_NEEDS_TRUST: (word, does)}
 
 
-def reached(part: object, where: str = "config") -> Iterator[_Reached]:
-    """Everything that a config, or a part of one, reaches."""
+def reached(part: object, where: str = "config") -> Iterator[Reached]:
+    """Yield what the fields of a chz object reach, without those of its parts."""
     import chz  # The list of commands does without it.
 
-    inner: list[tuple[str, object]] = []
-    if chz.is_chz(part) and not isinstance(part, type):
-        for name, field in chz.chz_fields(part).items():
-            value, path = getattr(part, field.x_name), f"{where}.{name}"
-            if needs := (field.metadata or {}).get(_NEEDS_TRUST):
-                word, does = cast("tuple[Callable[[object], str | None], str]", needs)
-                if (said := word(part)) is not None:
-                    shown = printable(f"{value!r:.200}")
-                    yield _Reached(path, printable(said), f"{path}: {shown} {does}")
-            inner.append((path, value))
-    elif isinstance(part, Mapping):
-        entries = cast("Mapping[object, object]", part)
-        inner += [(f"{where}[{key!r:.60}]", item) for key, item in entries.items()]
-    elif isinstance(part, list | tuple):
-        items = cast("list[object]", part)
-        inner += [(f"{where}[{i}]", item) for i, item in enumerate(items)]
-    elif isinstance(part, functools.partial):
-        bound = cast("functools.partial[object]", part)
-        inner += [(where, bound.args), (where, bound.keywords)]
-    for path, each in inner:
-        yield from reached(each, path)
+    for name, field in chz.chz_fields(part).items():
+        if needs := (field.metadata or {}).get(_NEEDS_TRUST):
+            word, does = cast("tuple[Callable[[object], str | None], str]", needs)
+            if (said := word(part)) is not None:
+                path, value = f"{where}.{name}", printable(f"{getattr(part, name)!r:.200}")
+                yield Reached(path, printable(said), f"{path}: {value} {does}")
 
 
 def check_reached(
-    config: object, trust: Collection[str], typed: Collection[str] = (), where: str = "config"
+    found: Collection[Reached], trust: Collection[str], typed: Collection[str] = ()
 ) -> None:
-    """Refuse a config that reaches what the user has not named.
+    """Refuse what a config reaches if the user has not named it.
 
     Args:
-        config: config from a file.
+        found: all that the config reaches.
         trust: words of the user; an address allows everything below it.
         typed: options that the user gave, which may reach anything.
-        where: name of the config.
 
     Raises:
         ConfigError: Names the first field that reaches something, and all words that are missing.
     """
-    if ANYTHING_REACHED in trust:
-        return
-    refused: list[_Reached] = []
-    for each in reached(config, where):
-        path = each.where.partition(".")[2]
-        is_typed = any(path == name or path.startswith(f"{name}.") for name in typed)
-        if not is_typed and not any(
-            said == each.word or said.startswith(f"{each.word}/") for said in trust
-        ):
+    refused: list[Reached] = []
+    for each in found:
+        path = f"{each.where.partition('.')[2]}."
+        is_typed = any(path.startswith(f"{name}.") for name in typed)
+        if not is_typed and not any(f"{said}/".startswith(f"{each.word}/") for said in trust):
             refused.append(each)
-    if refused:
+    if refused and ANYTHING_REACHED not in trust:
         words = ",".join(dict.fromkeys(f"{each.word:.200}" for each in refused))
         raise ConfigError(f"{refused[0].sentence}; if you trust it, add trust={words:.300}")
-
-
-def trust_option(config: object, config_json: str) -> dict[str, str]:
-    """The `trust=` option with which another program can read a config of this process.
-
-    Args:
-        config: config of this process.
-        config_json: the same as text.
-
-    Returns:
-        An option of a command that a sentence proposes; empty if none is needed.
-    """
-    code = [text for text in references_in(json.loads(config_json)) if not is_own(text)]
-    modules = sorted({text.partition(":")[0] for text in code if not parts_of(text)})
-    named = (str(script_of(module) or module.partition(".")[0]) for module in modules)
-    words = dict.fromkeys((*named, *(each.word for each in reached(config))))
-    return {"trust": ",".join(words)} if words else {}
-
-
-def address_of(url: str) -> str:
-    """The scheme, host and port of a URL, and all of one that could be read in several ways.
-
-    >>> address_of("https://judge.example:8000/v1"), address_of("http://a.example@b.example/v1")
-    ('https://judge.example:8000', 'http://a.example@b.example/v1')
-    """
-    matched = _ADDRESS.fullmatch(url)
-    return matched[1] if matched else url
 
 
 def is_plain_option(value: object) -> bool:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from es_cookbook.common.configs import config_to_json, trust_of
+from es_cookbook.common.configs import config_to_json, trust_of, trust_option
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.common.terminal import command, plural, say
-from es_cookbook.common.trust import trust_option
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.population.sampler import PopulationSampler
@@ -110,7 +109,7 @@ class EvolutionStrategies(Mover[Run]):
 
     def _command(self, name: str, **options: object) -> str:
         """A command for this run, to be shown to the user."""
-        trust = trust_option(self.config, self._config_json)
+        trust = trust_option(self._config_json)
         return command(name, log_path=self.log_path, **options, **trust)
 
     @override

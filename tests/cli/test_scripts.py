@@ -40,7 +40,7 @@ def test_every_command_works_on_it_and_says_what_to_trust(run: Path, tmp_path: P
     assert '"custom_env:GuessDatasetBuilder"' in (log_path / "config.json").read_text()
     for name, options in (("play", ["problem=3"]), ("resume", []), ("fork", ["output=no"])):
         said = refused(name, f"log_path={log_path}", *options)
-        assert said.endswith("script that you trust, add trust=path/to/custom_env.py\n")
+        assert said.endswith("or trust=path/to/custom_env.py if that is a script\n")
     trusted = (f"log_path={log_path}", f"trust={here}")
     assert "test problem 3" in do("play", *trusted, "problem=3", "genome=base")
     do("export", f"log_path={log_path}", f"output={tmp_path / 'exported'}")
@@ -94,7 +94,7 @@ def test_a_trusted_script_may_import_its_neighbours(
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     trust = ["tests", str(written / "a_script_of_mine.py")]
-    with pytest.raises(ConfigError, match=r"trust, add trust=path/to/a_script_of_mine\.py"):
+    with pytest.raises(ConfigError, match=r"trust=path/to/a_script_of_mine\.py if"):
         recorded_config(written / "run", ["tests"])
     with pytest.raises(ConfigError, match=r"trust it by its path: trust=.*/a_script_of_mine\.py"):
         recorded_config(written / "run", ["tests", "a_script_of_mine"])

@@ -13,9 +13,8 @@ import torch
 from es_cookbook.checkpoints.models import load_architecture, load_causal_lm
 from es_cookbook.cli.export import ExportConfig, export
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import config_to_json, load_config
+from es_cookbook.common.configs import config_to_json, load_config, trust_option
 from es_cookbook.common.errors import ConfigError, ModelError
-from es_cookbook.common.trust import trust_option
 from es_cookbook.plugins.branches.fork import Fork
 from es_cookbook.plugins.branches.fork import main as fork
 from es_cookbook.plugins.play.play import PlayConfig
@@ -88,8 +87,7 @@ def test_a_run_is_forked_only_if_what_it_reaches_is_named_or_left_out(tmp_path: 
     fork(Fork(**options, trust=("https://judge.example",)), {"trackers.hub": "None"})
     forked = recorded_config(tmp_path / "fork", ["https://judge.example"])
     assert forked.trackers == TrackersBuilder()
-    text = config_to_json(forked)
-    assert trust_option(forked, text) == {"trust": "https://judge.example"}
+    assert trust_option(config_to_json(forked)) == {"trust": "https://judge.example"}
 
 
 def test_the_key_of_a_judge_goes_only_to_addresses_that_the_user_named(

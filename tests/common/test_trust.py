@@ -13,8 +13,9 @@ import pytest
 
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.trust import address_of, reference, resolve
+from es_cookbook.common.trust import reference, resolve
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.plugins.judges.reward import address_of
 from es_cookbook.runs.config import Config
 
 ROOT = Path(__file__).parents[2]
@@ -177,11 +178,11 @@ def test_trusting_a_package_covers_its_modules_only() -> None:
     ("text", "said"),
     [
         ("es_cookbook.common.files:os.system", "leads through something that is not a class"),
-        ("es_cookbook.common.files:Path", "of pathlib.*, is not part of es_cookbook"),
+        ("es_cookbook.common.files:Path", "is not part of es_cookbook, but of pathlib;"),
         ("es_cookbook.common.files:os", "must be a class or a function, found module"),
         ("es_cookbook.runs.directory.directory:RunLock.release.__globals__", "in letters of ASCII"),
         ("es_cookbook.runs.directory.directory:RunLock.mro", "has nothing called RunLock.mro"),
-        ("os:system", "os:system is not part of es_cookbook; it is of Python itself"),
+        ("os:system", "os:system is not part of es_cookbook, but of os; if you trust all"),
         (f"es_cookbook.{'a' * 300}:X", "in letters of ASCII"),
     ],
 )

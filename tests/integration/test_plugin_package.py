@@ -97,7 +97,7 @@ def test_without_it_a_run_says_what_is_missing(
         monkeypatch.delitem(sys.modules, name)
     registry.groups.cache_clear()
     done = typed("resume", "left", "num_generations=9")
-    sentence = r"es_hill\.\w+:\w+ is not part of es_cookbook; there is no package es_hill here"
+    sentence = r"es_hill\.\w+:\w+ is not part of es_cookbook, but of es_hill"
     assert re.search(sentence, done.stderr)
     assert "unknown command 'steps'" in typed("steps").stderr
     assert (here / "left/history.jsonl").exists()

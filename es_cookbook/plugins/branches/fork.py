@@ -14,10 +14,9 @@ import chz
 
 from es_cookbook.cli.options import Recorded
 from es_cookbook.common.cli import built, run_with_fields
-from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.configs import config_to_json, trust_option
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import command
-from es_cookbook.common.trust import trust_option
 from es_cookbook.plugins.branches.branches import fork_run
 from es_cookbook.runs.config import Config, recorded_config
 from es_cookbook.runs.directory.directory import HISTORY
@@ -57,7 +56,7 @@ def main(fork: Fork, fields: dict[str, str]) -> None:
         if taken
         else f"like {fork.log_path}, with no generation of it; to start"
     )
-    resume = command("resume", log_path=fork.output, **trust_option(forked, config))
+    resume = command("resume", log_path=fork.output, **trust_option(config))
     print(f"{fork.output} begins {begins}: {resume}")
 
 

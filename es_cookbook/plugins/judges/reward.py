@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError
-from es_cookbook.common.trust import address_of, needs_trust
+from es_cookbook.common.trust import needs_trust
 from es_cookbook.plugins.judges.chat import AskAgainError, ChatServer, RefusedError
 from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.rewards.answers import text_of
@@ -49,7 +49,19 @@ Answer of a student:
 How good is the answer? Reply with a number from 0 (worthless) to 10 (perfect), and nothing else."""
 _LONGEST_REPLY = 2000
 """Characters at the end of a reply that may contain the mark."""
+_ADDRESS = re.compile(r"(https?://(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?)(?:[/?#]\S*)?", re.ASCII)
+"""Addresses that every library reads alike, without a user name before the host."""
 _T = TypeVar("_T")
+
+
+def address_of(url: str) -> str:
+    """Return the scheme, host and port of a URL; the whole URL if it can be read in several ways.
+
+    >>> address_of("https://judge.example:8000/v1"), address_of("http://a.example@b.example/v1")
+    ('https://judge.example:8000', 'http://a.example@b.example/v1')
+    """
+    matched = _ADDRESS.fullmatch(url)
+    return matched[1] if matched else url
 
 
 def _address(judge: "JudgeServer") -> str | None:

@@ -23,7 +23,7 @@ import anyio
 import chz
 
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import config_from_json, config_to_json, modules_named, trust_of
+from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.machine.cores import allowed_cpus, core_groups, threads_of
 from es_cookbook.common.machine.processes import Process
@@ -71,7 +71,7 @@ async def train(config: Config, share: Share, output: Path) -> str:
     """
     cores, device = share
     text = config_to_json(config)
-    found = (script_of(module) for module in modules_named(text))
+    found = (script_of(module) for module in sorted(trust_of(text)))
     scripts = ",".join(str(script.resolve()) for script in found if script)
     with output.open("ab") as printed:
         process = await Process.start(
