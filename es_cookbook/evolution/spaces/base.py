@@ -35,6 +35,7 @@ import fnmatch
 import functools
 import itertools
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -76,6 +77,8 @@ NO_WEIGHTS = (
     "this run's search space has vectors beside the model's weights, which make no model of their "
     "own; es-cookbook export writes them without merge=, rank= and form="
 )
+
+_LAYER = re.compile(r"(?:.*?\.)?\d+(?=\.)")
 
 PIECE = 2**15
 """Elements of a weight that are worked on at once: they and their temporaries stay in the cache."""
@@ -534,6 +537,16 @@ def matching(name: str, pattern: str) -> bool:
     True
     """
     return name == pattern or fnmatch.fnmatchcase(name, pattern)
+
+
+def layer_of(name: str) -> str | None:
+    """Return the name of the layer that a parameter is in: its own up to the first number.
+
+    >>> layer_of("model.layers.3.mlp.up_proj.weight"), layer_of("lm_head.weight")
+    ('model.layers.3', None)
+    """
+    found = _LAYER.match(name)
+    return found and found[0]
 
 
 def _matched(

@@ -12,6 +12,7 @@ With `partitions` above 1, a seed perturbs one part of all elements, chosen at r
 and memory stay the same.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -50,8 +51,14 @@ class FullRank(SearchSpaceBuilder):
         return FullRankSpace(shapes, self.noise, shares)
 
 
-class FullRankSpace(SearchSpace):
-    """Any parameters, perturbed by noise of their own shape."""
+class DenseSpace(SearchSpace):
+    """Any parameters, each element changed by a function of its own noise (`change`)."""
+
+    @abstractmethod
+    def change(
+        self, name: str, term: Term, start: int, stop: int, out: NDArray[np.float32] | None = None
+    ) -> NDArray[np.float32]:
+        """Return one term's addition to elements `start` ... `stop` - 1 in C order."""
 
     @override
     def add_terms_(
@@ -71,10 +78,14 @@ class FullRankSpace(SearchSpace):
                     run = slice(first - start, last - start)
                     piece[run] += change
 
+
+class FullRankSpace(DenseSpace):
+    """Any parameters, perturbed by noise of their own shape: s * E."""
+
+    @override
     def change(
         self, name: str, term: Term, start: int, stop: int, out: NDArray[np.float32] | None = None
     ) -> NDArray[np.float32]:
-        """One term's addition to elements `start` ... `stop` - 1 in C order: s * E."""
         change = noise_range(term.seed, name, start, stop, self.noise, out)
         return np.multiply(change, np.float32(term.coefficient), out=change)
 

@@ -93,6 +93,8 @@ class LowRankSpace(SearchSpace):
 
     @override
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
+        if self.makes_own_factors:
+            return super().device_adder(terms, device)
         from es_cookbook.evolution.noise.triton_kernels import add_low_rank_, device_terms
 
         names, kinds = self.shares.kinds(list(self.shapes), terms)

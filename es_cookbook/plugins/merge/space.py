@@ -17,7 +17,6 @@ or any tool that fits one to the difference of two checkpoints).
 
 import dataclasses
 import functools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -27,7 +26,7 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.spaces.adapter import Adapter, check_adapters
-from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder, layer_of
 from es_cookbook.evolution.spaces.factors import (
     AdapterFactors,
     LoRA,
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 
 _COEFFICIENTS = "coefficients"
 """Last part of the name of a vector of coefficients."""
-_LAYER = re.compile(r"^(?:.*?\.)?(\d+)\.")
-"""The number of a weight's layer: the first number in its name."""
 
 
 @chz.chz
@@ -105,8 +102,8 @@ class Merge(SearchSpaceBuilder):
 
     def _vector(self, weight: str) -> str:
         """Name of the coefficients of a weight."""
-        layer = _LAYER.match(weight) if self.each == "layer" else None
-        return f"layers.{layer[1]}.{_COEFFICIENTS}" if layer else _COEFFICIENTS
+        layer = layer_of(weight) if self.each == "layer" else None
+        return f"layers.{layer.rpartition('.')[2]}.{_COEFFICIENTS}" if layer else _COEFFICIENTS
 
 
 @dataclasses.dataclass(frozen=True)

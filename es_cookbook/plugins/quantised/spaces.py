@@ -14,13 +14,11 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import noise_range, uniform_range
 from es_cookbook.evolution.spaces.base import (
-    AddTerms,
     ParameterInfo,
-    SearchSpace,
     SearchSpaceBuilder,
 )
 from es_cookbook.evolution.spaces.factors import ReadAdapter
-from es_cookbook.evolution.spaces.full_rank import FullRankSpace
+from es_cookbook.evolution.spaces.full_rank import DenseSpace, FullRankSpace
 
 if TYPE_CHECKING:
     import torch
@@ -179,7 +177,7 @@ class QuantCodes(_OfQuantised):
 
 
 @dataclasses.dataclass(frozen=True)
-class QuantCodesSpace(FullRankSpace):
+class QuantCodesSpace(DenseSpace):
     """Whole numbers 0 ... `highest_code`, changed by whole numbers."""
 
     highest_code: int = dataclasses.field(kw_only=True)
@@ -194,7 +192,3 @@ class QuantCodesSpace(FullRankSpace):
         np.add(change, uniform_range(term.seed, f"{name}.rounding", start, stop), out=change)
         np.floor(change, out=change)
         return np.negative(change, out=change) if term.coefficient < 0 else change
-
-    @override
-    def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
-        return SearchSpace.device_adder(self, terms, device)

@@ -17,7 +17,6 @@ of an embedding's, or of the residual stream's, elements.
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import MAX_SEED
 from es_cookbook.evolution.noise import WORDS_PER_BLOCK, words
-from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder, layer_of
 from es_cookbook.evolution.spaces.factors import ReadAdapter
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 _NUM_TOKENS = 16
 """Virtual tokens of a prompt that does not start from a text."""
 _MOST_TOKENS = 2**16
-_LAYER = re.compile(r"^.*?\.\d+(?=\.)")
-"""The module of a parameter's layer: its name up to the first number."""
 
 
 @chz.chz
@@ -126,8 +123,8 @@ class Steering(SearchSpaceBuilder):
         """Build the space over the layers of the parameters that include and exclude leave."""
         del read_adapter
         _, width = _embedding(parameters).shape
-        found = [_LAYER.match(p.name) for p in self.select(parameters)]
-        vectors = {f"{layer[0]}.steering": layer[0] for layer in found if layer}
+        layers = [layer_of(parameter.name) for parameter in self.select(parameters)]
+        vectors = {f"{layer}.steering": layer for layer in layers if layer is not None}
         if not vectors:
             raise ConfigError(
                 f"search_space selects no layer: include {list(self.include)} and exclude "

@@ -27,7 +27,6 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import (
     SEEDS_OF_PARTITION,
     noise_of_seeds,
@@ -36,7 +35,6 @@ from es_cookbook.evolution.noise import (
 )
 from es_cookbook.evolution.optimizers.es import ES, ESOptimizer
 from es_cookbook.evolution.spaces.base import (
-    AddTerms,
     ParameterInfo,
     SearchSpace,
     SearchSpaceBuilder,
@@ -45,7 +43,7 @@ from es_cookbook.evolution.spaces.factors import ReadAdapter
 from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 @chz.chz
@@ -86,10 +84,6 @@ class LazyLowRankSpace(LowRankSpace):
         shape = (columns, self.rank)
         v = noise_of_seeds(intervals.tolist(), f"{name}.lazy", shape, self.noise)
         return u_S, v[place_S]
-
-    @override
-    def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
-        return SearchSpace.device_adder(self, terms, device)
 
 
 @chz.chz
