@@ -9,7 +9,7 @@ ignores. If the disk refuses, the error has advice, and earlier content is kept.
 import contextlib
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 from es_cookbook.common.errors import RunDirectoryError
@@ -22,24 +22,30 @@ def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
     Raises:
         RunDirectoryError: It cannot be written; the old file, if any, is unchanged.
     """
-    beside = path.with_name(path.name + PARTIAL_SUFFIX)
-    needed = 0
-    remaining = iter(chunks)
+    needed, remaining = 0, iter(chunks)
     try:
-        beside.unlink(missing_ok=True)  # Left behind, or a link to somewhere else.
-        with beside.open("xb") as file:
+        with replacing(path) as beside, beside.open("xb") as file:
             for chunk in remaining:
                 needed += len(chunk)
                 file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-        fsync(path.parent)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
         needed += sum(map(len, remaining))
         raise cannot("write", path, error, needed) from error
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Generator[Path]:
+    """Yield the temporary name of a new file, which is renamed to `path` unless the block fails."""
+    beside = path.with_name(path.name + PARTIAL_SUFFIX)
+    beside.unlink(missing_ok=True)  # Left behind, or a link to somewhere else.
+    try:
+        yield beside
+        fsync(beside)
+        beside.replace(path)
+        fsync(path.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink()
 
 
 def cannot(do: str, path: Path, error: OSError, needed: int) -> RunDirectoryError:

@@ -5,17 +5,17 @@ the process died is missing. `es_cookbook.runs.centre.replay` checks which of th
 begins at the last one, so a snapshot adds only the steps since the one before it.
 """
 
-import contextlib
 import logging
 import threading
 from collections.abc import Collection, Generator, Iterable
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from es_cookbook.common.errors import ESCookbookError, RunDirectoryError
-from es_cookbook.common.files import PARTIAL_SUFFIX, fsync
+from es_cookbook.common.files import PARTIAL_SUFFIX
 from es_cookbook.runs.directory.directory import SNAPSHOT_SUFFIX, SNAPSHOTS
+from es_cookbook.runs.files import replacing
 from es_cookbook.runs.tracking.base import Tracker
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class SnapshotWriter(Tracker):
         self._every = every
         self._due = 0
         self._given_up = threading.Event()
-        self._working: threading.Thread | None = None
+        self._writer = ThreadPoolExecutor(1, "snapshot")
         for left in (log_path / SNAPSHOTS).glob(f"*{PARTIAL_SUFFIX}"):  # By a killed process.
             left.unlink(missing_ok=True)
 
@@ -53,32 +53,21 @@ class SnapshotWriter(Tracker):
         """Begin a snapshot if one is due; while one is being written, the latest due one waits."""
         if self._every and generations % self._every == 0:
             self._due = generations
-        if self._working is None or not self._working.is_alive():
-            self._begin()
+            self._writer.submit(self._write)
 
     def finish(self) -> None:
         """Wait until all that are due are written."""
-        while self._working is not None:
-            self._working.join()
-            self._working = None
-            self._begin()
+        self._writer.shutdown()
 
     def close(self) -> None:
         """Give up the one that is being written."""
         self._given_up.set()
-        self._due = 0
-        if self._working is not None:
-            self._working.join()
+        self._writer.shutdown(cancel_futures=True)
 
-    def _begin(self) -> None:
-        if self._due:
-            due, self._due = self._due, 0
-            self._working = threading.Thread(
-                target=self._write, args=(due,), name="snapshot", daemon=True
-            )
-            self._working.start()
-
-    def _write(self, generation: int) -> None:
+    def _write(self) -> None:
+        generation, self._due = self._due, 0
+        if not generation:
+            return  # A later one has been written in its place.
         from es_cookbook.runs.centre.replay import open_replay  # torch, not needed by a Config.
 
         try:
@@ -121,22 +110,16 @@ def write_snapshot(
     from es_cookbook.checkpoints.tensors import TensorFile, TensorKind, metadata
 
     path = log_path / SNAPSHOTS / f"{generation:06d}{SNAPSHOT_SUFFIX}"
-    beside = path.with_name(path.name + PARTIAL_SUFFIX)
     kinds: dict[str, TensorKind] = {name: (torch.float32, shape) for name, shape in shapes}
     try:
         path.parent.mkdir(exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            beside.unlink()
-        with TensorFile(beside, kinds, metadata(generation, fingerprint)) as file:
+        with (
+            replacing(path) as beside,
+            TensorFile(beside, kinds, metadata(generation, fingerprint)) as file,
+        ):
             for name, tensor in tensors:
                 file.write(name, tensor)
-        fsync(beside)
-        beside.replace(path)
-        fsync(path.parent)
     except OSError as error:
         if isinstance(error, RunDirectoryError):
             raise
         raise RunDirectoryError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink()
