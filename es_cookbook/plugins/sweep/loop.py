@@ -9,7 +9,6 @@ not count.
 """
 
 import collections
-import contextlib
 import dataclasses
 import itertools
 import math
@@ -25,7 +24,6 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import (
     ConfigError,
-    HistoryError,
     SweepError,
     did_you_mean,
     leaves,
@@ -319,10 +317,8 @@ class _Sweep:
 
 
 def measured(log_path: Path) -> list[dict[str, float]]:
-    """The metrics of a run, which may be in progress; none if they cannot be read."""
-    with contextlib.suppress(HistoryError):
-        return read_metrics(log_path / METRICS)
-    return []
+    """Return the readable metrics of a run, which may be in progress."""
+    return read_metrics(log_path / METRICS, damage=[])
 
 
 def table(results: Sequence[Result], metric: str) -> str:

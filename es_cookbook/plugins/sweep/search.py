@@ -11,12 +11,13 @@ import json
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from es_cookbook.common.errors import ConfigError, not_installed
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.rl.data.generated import distinct
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -25,7 +26,7 @@ Value: TypeAlias = str | int | float | bool
 _LONGEST = 120
 """Characters of a run directory's name, without the seed."""
 _DRAWS = 50
-"""Attempts to draw a new trial; a small space may have none left."""
+"""Draws in a row without a new trial that end a search; a small space may have none left."""
 JOURNAL = "optuna.jsonl"
 
 
@@ -129,15 +130,15 @@ def draws(space: Space, count: int, seed: int) -> list[Trial]:
     if not space:
         raise ConfigError("sampler=random needs options to choose, found none")
     rng = random.Random(derive_seed(seed, "sweep"))
-    found: dict[str, Trial] = {}
-    for _ in range(count):
-        for _ in range(_DRAWS):
-            options = {name: _drawn(rng, choice) for name, choice in space.items()}
-            trial = Trial(len(found), options)
-            if trial.name not in found:
-                found[trial.name] = trial
-                break
-    return list(found.values())
+    drawn = ({name: _drawn(rng, space[name]) for name in space} for _ in itertools.count())
+    found = itertools.islice(_different(Trial(0, options) for options in drawn), count)
+    return [Trial(number, trial.options) for number, trial in enumerate(found)]
+
+
+def _different(trials: Iterable[Trial]) -> Iterator[Trial]:
+    """Yield the trials with other options than those before; ends after `_DRAWS` without one."""
+    drawn = iter(trials)
+    return distinct(lambda: next(drawn), key=lambda trial: trial.name, fruitless=_DRAWS)
 
 
 def _drawn(rng: random.Random, choice: Values | Range) -> Value:
@@ -202,31 +203,18 @@ class Study:
         """Recorded trials, then new ones, each drawn when it is requested."""
         from optuna.trial import TrialState
 
-        seen: set[str] = set()
-        for recorded in self._study.get_trials(states=(TrialState.RUNNING, TrialState.COMPLETE)):
-            if recorded.params.keys() == self._space.keys():
-                trial = self._trial(recorded.number, recorded.params)
-                seen.add(trial.name)
-                yield trial
-        drawn_again = 0
-        while drawn_again < _DRAWS:
-            drawn = self._study.ask(self._space)
-            trial = self._trial(drawn.number, drawn.params)
-            if trial.name in seen:
-                self._study.tell(drawn, state=TrialState.FAIL)
-                drawn_again += 1
-            else:
-                seen.add(trial.name)
-                drawn_again = 0
-                yield trial
+        recorded = self._study.get_trials(states=(TrialState.RUNNING, TrialState.COMPLETE))
+        known = [trial for trial in recorded if trial.params.keys() == self._space.keys()]
+        new = (self._study.ask(self._space) for _ in itertools.count())
+        return _different(
+            Trial(found.number, {name: cast(Value, found.params[name]) for name in self._space})
+            for found in itertools.chain(known, new)
+        )
 
     def tell(self, trial: Trial, value: float) -> None:
         """Record the mean over a trial's runs; NaN, if all failed, leaves it to be tried again."""
         if not math.isnan(value):
             self._study.tell(trial.number, value, skip_if_finished=True)
-
-    def _trial(self, number: int, params: Mapping[str, object]) -> Trial:
-        return Trial(number, {name: cast(Value, params[name]) for name in self._space})
 
 
 def _distribution(choice: Values | Range) -> "BaseDistribution":

@@ -58,25 +58,27 @@ def fold_of_text(text: str) -> int:
 
 def distinct(
     draw: Callable[[], _Problem | None],
-    is_wanted: Callable[[_Problem], bool],
+    is_wanted: Callable[[_Problem], bool] = lambda problem: True,
     key: Callable[[_Problem], Hashable] = lambda problem: problem,
+    fruitless: int = FRUITLESS,
 ) -> Iterator[_Problem]:
-    """Distinct wanted problems from `draw`; ends when it returns nothing new.
+    """Yield distinct wanted problems from `draw`, until it returns nothing new.
 
     Args:
         draw: returns the next problem, or None for one that cannot be used.
         is_wanted: whether a problem is of the right fold.
         key: identity of a problem.
+        fruitless: draws in a row without a new problem that end the stream.
     """
     seen: set[Hashable] = set()
-    fruitless = 0
-    while fruitless < FRUITLESS:
+    left = fruitless
+    while left:
         problem = draw()
-        fruitless += 1
+        left -= 1
         if problem is None or (known := key(problem)) in seen:
             continue
         seen.add(known)
-        fruitless = 0
+        left = fruitless
         if is_wanted(problem):
             yield problem
 
