@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import chz
+from typing_extensions import override
 
 from es_cookbook.common.errors import EngineError, ModelError, RequestError
 from es_cookbook.common.seeds import derive_seed
@@ -55,6 +56,10 @@ class LightEngineBuilder(EngineBuilder):
 
     fault: str = chz.field(default="", doc="what goes wrong")
     flag: str = chz.field(default="", doc="a file; the first process to write it has the fault")
+
+    @override
+    def tokenizer(self, model_name: str) -> "PreTrainedTokenizerBase":
+        return cast("PreTrainedTokenizerBase", Letters())
 
     async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> Engine:
         if self.fault == "model":

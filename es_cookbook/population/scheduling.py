@@ -7,11 +7,10 @@ Which genomes an engine runs changes no rollout, so none of it is in a run's his
 
 import asyncio
 import collections
-import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from statistics import fmean
 from types import TracebackType
 from typing import Generic, TypeAlias, TypeVar
@@ -136,15 +135,12 @@ class InOrder(Generic[_T]):
         engine: takes the steps, once all genomes around the centre before them are loaded.
         num_generations: number of generations of the run.
         centre_of: around which centre a generation stands: its own, or the one before.
-        take_held_back: has the engine take the step of the last recorded generation, where the
-            first to come begins around the centre before it; None: the engine has it.
     """
 
     attempt: Callable[[int, Overlap], Awaitable[_T]]
     engine: Engine
     num_generations: int
     centre_of: Callable[[int], int]
-    take_held_back: Callable[[], Awaitable[None]] | None = None
     _under_way: "dict[int, _UnderWay[_T]]" = dataclasses.field(
         default_factory=dict[int, "_UnderWay[_T]"], init=False
     )
@@ -171,14 +167,11 @@ class InOrder(Generic[_T]):
         Raises:
             ESCookbookError: As the attempt.
         """
-        task, _ = self._under_way.get(generation) or self._begin(generation)
-        if self.take_held_back is not None:
-            async with self._centre_may_move():
-                await self.take_held_back()
-            self.take_held_back = None
-        if self._begins_ahead(generation + 1):
+        task, _ = self._under_way.get(generation) or self.begin(generation)
+        following = generation + 1
+        if following < self.num_generations and self.centre_of(following) < following:
             await self._all_taken()
-            self._begin(generation + 1)
+            self.begin(following)
         outcome = await task
         del self._under_way[generation]
         if isinstance(outcome, BaseException):
@@ -187,13 +180,12 @@ class InOrder(Generic[_T]):
 
     async def apply(self, step: Step) -> int:
         """Move the centre once all genomes around it are loaded. Returns its fingerprint."""
-        async with self._centre_may_move():
+        await self._all_taken()
+        async with self.engine.free():
             return await self.engine.apply(step)
 
-    def _begins_ahead(self, generation: int) -> bool:
-        return generation < self.num_generations and self.centre_of(generation) < generation
-
-    def _begin(self, generation: int) -> _UnderWay[_T]:
+    def begin(self, generation: int) -> _UnderWay[_T]:
+        """Begin to attempt a generation."""
         overlap = Overlap(self.centre_of(generation))
 
         async def outcome() -> _T | BaseException:
@@ -213,10 +205,3 @@ class InOrder(Generic[_T]):
         """Wait until engines have taken all genomes under way."""
         for _, overlap in self._under_way.values():
             await overlap.all_taken.wait()
-
-    @contextlib.asynccontextmanager
-    async def _centre_may_move(self) -> AsyncGenerator[None]:
-        """Inside, genomes that are still to be taken stand around the next centre."""
-        await self._all_taken()
-        async with self.engine.free():
-            yield

@@ -60,7 +60,8 @@ def render_prompt(
     if (before or tools) and not is_chat:
         raise ConfigError("a chat of several messages needs chat=True and a model's chat template")
     said = "\n".join([*(message.content for message in before), question or ""])
-    _tell_control(tokenizer, said, is_chat)
+    if (name := Controls.of(tokenizer).named_in(said)) is not None:
+        _warn_of(tokenizer, name, is_chat)
 
     if is_chat:
         text = _chat(tokenizer, question, system, before, tools)
@@ -98,15 +99,9 @@ def _chat(
     return template.text(with_system(system, [*before, *last]))
 
 
-def _tell_control(tokenizer: Tokenizer, question: str, is_chat: bool) -> None:
-    """Warn about a control token in a question, which may already be a rendered chat."""
-    if (name := Controls.of(tokenizer).named_in(question)) is not None:
-        _warn_of(tokenizer, name, is_chat)
-
-
 @functools.lru_cache(64)
 def _warn_of(tokenizer: Tokenizer, name: str, is_chat: bool) -> None:
-    """Once per name."""
+    """Warn, once per name, of a control token in a question, which may be a rendered chat."""
     del tokenizer
     logger.warning(
         "%r in a question belongs to the model's chat template, and is shown to the model as text; "

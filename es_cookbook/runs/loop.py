@@ -8,7 +8,6 @@ The history is the checkpoint: base model and steps give the weights back bit fo
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 from es_cookbook.engines.base import Engine
@@ -160,14 +159,13 @@ async def train_overlapping(run: Run) -> None:
         genomes_G = run.ask(generation)
         return asked, genomes_G, await run.rollout(generation, asked, genomes_G, overlap)
 
-    async def take_held_back(held: Record) -> None:
-        found = await run.engine.apply(held.step)
-        check_fingerprint(held.generation + 1, held.fingerprint, found, run.config.model_name)
-
     config, held = run.config, run.held_back
-    take = None if held is None else functools.partial(take_held_back, held)
     length, centre_of = config.num_generations, config.centre_of
-    async with InOrder(attempt, run.engine, length, centre_of, take) as attempts:
+    async with InOrder(attempt, run.engine, length, centre_of) as attempts:
+        if held is not None:
+            attempts.begin(run.generations.start)
+            found = await attempts.apply(held.step)
+            check_fingerprint(held.generation + 1, held.fingerprint, found, config.model_name)
         for generation in run.generations:
             asked, genomes_G, groups_P = await attempts.result(generation)
             scored = run.score(generation, asked, groups_P)

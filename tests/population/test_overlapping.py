@@ -10,6 +10,7 @@ from typing import Any, ClassVar, cast
 import anyio
 import chz
 import pytest
+from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError, RequestError
 from es_cookbook.common.seeds import derive_seed
@@ -58,6 +59,10 @@ class NearPoolBuilder(EngineBuilder):
     num_engines: int = chz.field(default=2, doc="engines")
     dies: bool = chz.field(default=False, doc="an engine dies in a generation")
     made: ClassVar[list[RayPool]] = []
+
+    @override
+    def tokenizer(self, model_name: str) -> Any:
+        return LightEngineBuilder().tokenizer(model_name)
 
     async def __call__(self, *, model_name: str, search_space: Any) -> Engine:
         cluster = NearCluster()

@@ -52,6 +52,8 @@ from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.rl.types import Action
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 
 _logger = logging.getLogger(__name__)
@@ -105,6 +107,10 @@ class RayPoolBuilder(EngineBuilder):
     @override
     def least_temperature(self) -> float:
         return self.engine.least_temperature
+
+    @override
+    def tokenizer(self, model_name: str) -> "PreTrainedTokenizerBase":
+        return self.engine.tokenizer(model_name)
 
     @chz.validate
     def _ranges(self) -> None:

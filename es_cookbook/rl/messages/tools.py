@@ -196,11 +196,7 @@ async def _returned(tool: Tool, arguments: Mapping[str, object]) -> object:
         raise TimeoutError(f"not done after {tool.timeout:g} s")
     if tool.quick:
         return tool(**arguments)
-    return await in_worker(_call_in_worker, tool, dict(arguments), timeout=tool.timeout)
-
-
-def _call_in_worker(tool: Tool, arguments: dict[str, object]) -> object:
-    return tool(**arguments)
+    return await in_worker(functools.partial(tool, **arguments), timeout=tool.timeout)
 
 
 def failed(what: str) -> Result:

@@ -295,29 +295,18 @@ def _ask(log_path: Path, differing: list[str]) -> Literal["resume", "delete"]:
             f"log_path {log_path} already holds a run and there is no terminal to ask at; "
             "give another log_path, or behavior_if_log_dir_exists=resume, delete or raise"
         )
-    question = f"{log_path} already holds a run."
+    from rich.prompt import Prompt
+
     answers = ["resume", "delete", "abort"]
+    print(f"{log_path} already holds a run.")
     if differing:
-        question += f"\nIt cannot be resumed because its Config differs: {'; '.join(differing)}."
+        print(f"It cannot be resumed because its Config differs: {'; '.join(differing)}.")
         answers.remove("resume")
-    answer = _chosen(question, answers)
-    if answer == "abort":
-        raise RunDirectoryError(f"log_path {log_path} already holds a run; it was left as it is")
-    return "resume" if answer == "resume" else "delete"
-
-
-def _chosen(question: str, answers: Sequence[str]) -> str:
-    """Ask until the user types one of these answers or its first letter; the last at the end."""
-    print(question)
-    prompt = ", ".join(f"[{word[0]}]{word[1:]}" for word in answers) + "? "
-    by_letter = {word[0]: word for word in answers}
-    while True:
-        try:
-            letter = input(prompt).strip().lower()[:1]
-        except EOFError:
-            return answers[-1]
-        if letter in by_letter:
-            return by_letter[letter]
+    with contextlib.suppress(EOFError):
+        match Prompt.ask("What to do?", choices=answers):
+            case "resume" | "delete" as answer:
+                return answer
+    raise RunDirectoryError(f"log_path {log_path} already holds a run; it was left as it is")
 
 
 def delete_run(log_path: Path) -> None:

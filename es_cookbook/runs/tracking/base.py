@@ -142,10 +142,7 @@ class Trackers(Tracker):
             tracker.log_rollouts(generation, groups_P, decode)
 
     def metrics(self) -> Mapping[str, float]:
-        found: dict[str, float] = {}
-        for tracker in self._trackers:
-            found |= tracker.metrics()
-        return found
+        return {k: value for each in self._trackers for k, value in each.metrics().items()}
 
     def recorded(self, generations: int) -> None:
         for tracker in self._trackers:

@@ -185,17 +185,17 @@ def test_ask_resumes_deletes_or_aborts_as_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record_run(tmp_path, 1)
-    answer(monkeypatch, "what\nr\n")
+    answer(monkeypatch, "what\nresume\n")
     assert opened(tmp_path, CONFIG, "ask").resumed
     answer(monkeypatch, "abort\n")
     with pytest.raises(RunDirectoryError, match="left as it is"):
         opened(tmp_path, CONFIG, "ask")
     capsys.readouterr()
-    answer(monkeypatch, "r\nd\n")  # Another Config cannot be resumed, so r is no answer.
+    answer(monkeypatch, "resume\ndelete\n")  # Another Config cannot be resumed.
     run = opened(tmp_path, changed(sigma=1.0), "ask")
     assert not run.resumed and run.history.next_generation == 0
     printed = capsys.readouterr().out
-    assert "sigma was 0.005, is 1.0" in printed and "[r]esume" not in printed
+    assert "sigma was 0.005, is 1.0" in printed and "[delete/abort]" in printed
 
 
 def test_a_log_path_that_is_or_lies_under_a_file_is_refused(tmp_path: Path) -> None:
