@@ -303,9 +303,8 @@ def _ask(log_path: Path, differing: list[str]) -> Literal["resume", "delete"]:
         print(f"It cannot be resumed because its Config differs: {'; '.join(differing)}.")
         answers.remove("resume")
     with contextlib.suppress(EOFError):
-        match Prompt.ask("What to do?", choices=answers):
-            case "resume" | "delete" as answer:
-                return answer
+        if (answer := Prompt.ask("What to do?", choices=answers)) != "abort":
+            return "resume" if answer == "resume" else "delete"
     raise RunDirectoryError(f"log_path {log_path} already holds a run; it was left as it is")
 
 
