@@ -303,6 +303,7 @@ def parameter_infos(model: PreTrainedModel) -> list[ParameterInfo]:
                 "linear" if name in transposed else kind,
                 bits,
                 transposed.get(name, False),
+                _rms(parameter) if kind == "embedding" else None,
             )
         )
         if weight is not None:
@@ -311,6 +312,11 @@ def parameter_infos(model: PreTrainedModel) -> list[ParameterInfo]:
                 for part, tensor in weight.parameters().items()
             ]
     return infos
+
+
+def _rms(table: torch.Tensor) -> float | None:
+    """Return the root mean square of a table's first rows; None if it has no values."""
+    return None if table.is_meta else float(table.detach()[:1024].float().square().mean().sqrt())
 
 
 def end_of_sequence_ids(

@@ -20,7 +20,7 @@ The search takes `SECONDS` by the clock, and a σ under way when they are over i
 time is short, the centre's answers are cut (`centre_answers`), and genomes score fewer and
 shorter ones; the loss of an answer is taken to grow with its length. The next σ is where the power
 law through the last losses has `LOSS`, and the search ends when a loss is near that, or there is no
-time for another σ.
+time for another σ. It goes no farther than the space allows (`SearchSpace.largest_sigma`).
 
 α follows: plain ES's step has an RMS of α/√N for fitness of unit variance, and most of it is noise;
 other fitness is told in units of its RMS (`optimizers.es`). The noise of steps whose rates a
@@ -80,19 +80,24 @@ class FoundSigma:
         losses: σ -> nats, for all that were tried.
         seconds: time of the search.
         shortened: omissions to keep to the time; empty if none.
+        is_largest: whether only a larger one loses `LOSS`, which the space does not allow.
     """
 
     sigma: float
     losses: Mapping[float, float]
     seconds: float
     shortened: str = ""
+    is_largest: bool = False
 
     def table(self) -> str:
         """The losses as readable text."""
+        reason = f"where they lose {LOSS:g}"
+        if self.is_largest:
+            reason = "the largest of this search space"
         lines = [
             "  sigma     nats that the centre's answers lose",
             *(f"  {sigma:<9.2g} {loss:.3f}" for sigma, loss in sorted(self.losses.items())),
-            f"sigma={self.sigma:g} is where they lose {LOSS:g}; {self.seconds:.1f} s",
+            f"sigma={self.sigma:g} is {reason}; {self.seconds:.1f} s",
         ]
         return "\n".join([*lines, *filter(None, [self.shortened])])
 
@@ -123,20 +128,23 @@ async def find_sigma(
             f"{plural(len(problems_P), 'problem')}; give optimizer.sigma a number"
         )
     search = _Search(sampler, answers, began + SECONDS)
-    sigma = _two_digits(await search.crossing())
-    return FoundSigma(sigma, search.losses, time.perf_counter() - began, search.shortened)
+    sigma = await search.crossing()
+    seconds, is_largest = time.perf_counter() - began, sigma == search.largest
+    return FoundSigma(_two_digits(sigma), search.losses, seconds, search.shortened, is_largest)
 
 
 class _Search:
     """Looks for the σ at which answers lose `LOSS`, until `end_at` by `time.perf_counter`.
 
     Attributes:
+        largest: upper bound on σ.
         losses: σ -> nats.
         shortened: omissions to keep to the time.
     """
 
     def __init__(self, sampler: PopulationSampler, answers: CentreAnswers, end_at: float) -> None:
         self._sampler, self._end_at = sampler, end_at
+        self.largest = sampler.engine.space.largest_sigma
         self._seeds = [derive_seed(sampler.run_seed, "sigma", i) for i in range(_PAIRS)]
         self._read = answers
         self._seconds_each = math.nan  # Per genome and unit of the cost of what it scores.
@@ -156,7 +164,7 @@ class _Search:
         sigma, known = _FIRST, None
         while True:
             loss = await self._loss_at(sigma)
-            estimate = self._estimate(sigma)
+            estimate = min(self._estimate(sigma), self.largest)
             if LOSS / 50 <= loss <= 50 * LOSS:  # The power law goes on from there.
                 known = estimate
             if LOSS / _NEAR <= loss <= LOSS * _NEAR or estimate in self.losses:

@@ -1,5 +1,6 @@
 """σ and α that a run finds: by what the centre's answers lose, and where nothing can be found."""
 
+import dataclasses
 import math
 import re
 from pathlib import Path
@@ -195,6 +196,20 @@ async def test_a_search_with_time_reads_all_answers(monkeypatch: pytest.MonkeyPa
     assert list(found.losses) == pytest.approx(tried)
     assert list(found.losses.values()) == pytest.approx([(each / 0.02) ** 2 for each in tried])
     assert (found.sigma, found.shortened) == (0.02, "")
+    assert "sigma=0.02 is where they lose 1; " in found.table()
+
+
+async def test_a_search_stops_at_the_largest_sigma_of_the_space(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As for soft prompts, whose loss stays low where the noise has replaced them."""
+    engine = SlowEngine(seconds=1e-6, one=0.5)
+    engine.space = dataclasses.replace(engine.space, largest_sigma=0.0362)
+    found = await found_slowly(engine, monkeypatch)
+    assert list(found.losses) == [2.0**-8, 0.0362]
+    assert (
+        found.sigma == 0.036 and "sigma=0.036 is the largest of this search space" in found.table()
+    )
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ class ParameterInfo:
         kind: one of `WHOLE_KINDS`, or its part of a quantised linear weight ("scales").
         bits: bits of the codes of a quantised weight and of its parts; None for all others.
         transposed: whether a linear weight is stored (in, out), as GPT-2's are.
+        rms: root mean square of an embedding's elements; None if unknown, and for all others.
     """
 
     name: str
@@ -104,6 +105,7 @@ class ParameterInfo:
     kind: str
     bits: int | None = None
     transposed: bool = False
+    rms: float | None = None
 
     @property
     def out_in(self) -> tuple[int, int]:
@@ -226,6 +228,7 @@ class SearchSpace(ABC):
         vectors: modules of the model that the parameters are vectors for, by name, beside its
             weights: (hidden,) is added to the module's outputs, and (tokens, hidden) are the
             embeddings of virtual tokens before each prompt; None if parameters are something else.
+        largest_sigma: upper bound on the sigma that is found for `optimizer.sigma=auto`.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -235,6 +238,7 @@ class SearchSpace(ABC):
     adapter: AdapterFactors | None = dataclasses.field(default=None, kw_only=True)
     highest_code: int | None = dataclasses.field(default=None, kw_only=True)
     vectors: Mapping[str, str] | None = dataclasses.field(default=None, kw_only=True)
+    largest_sigma: float = dataclasses.field(default=math.inf, kw_only=True)
 
     @property
     def is_dense(self) -> bool:

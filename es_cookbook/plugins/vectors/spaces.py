@@ -12,11 +12,14 @@ A steering vector (activation addition, Turner et al. 2023, arXiv:2308.10248) is
 outputs of a layer, thus to the residual stream, at every position. All start at 0, as the base.
 
 Vectors are perturbed by dense noise in the exact arithmetic of `full_rank`, so `sigma` is in units
-of an embedding's, or of the residual stream's, elements.
+of an embedding's, or of the residual stream's, elements. Noise larger than the elements replaces
+the virtual tokens, which answers hardly notice: their loss stays below what `auto` looks for. So
+`auto` takes at most the root mean square of the model's embedding.
 """
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -105,6 +108,7 @@ class SoftPrompt(SearchSpaceBuilder):
             vectors=dict.fromkeys(shapes, module),
             embedding=embedding.name,
             tokens=tuple(itertools.islice(itertools.cycle(tokens), number)),
+            largest_sigma=embedding.rms or math.inf,
         )
 
 

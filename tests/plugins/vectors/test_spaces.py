@@ -1,5 +1,7 @@
 """Soft prompts and steering vectors: as plain transformers answers with them, and exported."""
 
+import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -152,6 +154,18 @@ async def test_every_target_answers_as_a_plain_model_with_its_vectors(
         asked = [one for one in asked if one.target != 2]
         for one, action in zip(asked, await sample_all(engine, asked), strict=True):
             plain.check(genomes_G, one, action)
+
+
+async def test_auto_goes_as_far_as_the_embedding_is_large(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    infos = parameter_infos(load(tiny_model("qwen2")))
+    table = load(tiny_model("qwen2")).get_input_embeddings().weight
+    rms = float(table.square().mean().sqrt())
+    assert SoftPrompt()(infos).largest_sigma == pytest.approx(rms)
+    assert Steering()(infos).largest_sigma == math.inf
+    unknown = [dataclasses.replace(info, rms=None) for info in infos]
+    assert SoftPrompt()(unknown).largest_sigma == math.inf, "an architecture without weights"
 
 
 async def test_a_soft_prompt_of_a_text_begins_as_that_text(
