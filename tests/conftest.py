@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -31,6 +32,9 @@ from tests.programs import Programs
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# No test ends the machine, and to wait for its disk takes milliseconds each time.
+os.fsync = lambda _: None
+
 # No deadline: a loaded machine is not a failure. Derandomised: the same examples on every run and
 # machine.
 settings.register_profile(
@@ -40,6 +44,7 @@ settings.register_profile(
     max_examples=50,
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("fast", settings.get_profile("es_cookbook"), max_examples=10)
 settings.load_profile("es_cookbook")
 
 
@@ -80,9 +85,15 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What starts vLLM or Ray is slow; other slow tests are marked where they are."""
+    """Mark as slow what starts vLLM or Ray, and of a `daily` test all cases but one."""
+    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if "integration" in item.path.parts or item.get_closest_marker("xdist_group"):
+            item.add_marker("slow")
+        if item.get_closest_marker("daily"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for every in cases.values():
+        for item in set(every).difference(families.sampled(every, 1)):
             item.add_marker("slow")
     items.sort(key=_place)
 

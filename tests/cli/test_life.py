@@ -277,6 +277,7 @@ def test_the_page_has_every_kind_of_run_directory() -> None:
     assert list(rows_of_the_page()) == list(KINDS)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", KINDS)
 def test_every_command_does_what_the_page_says(name: str, trained: Path, tmp_path: Path) -> None:
     said_of = rows_of_the_page()[name]

@@ -119,6 +119,7 @@ async def test_an_engine_that_is_done_begins_the_next_generation(
     assert len(set(held[1])) == 2
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("recorded", [1, 2, 4, 5, 6, 11])
 async def test_a_run_that_stopped_anywhere_goes_on_as_if_it_had_not(
     tmp_path: Path, recorded: int

@@ -96,6 +96,7 @@ RUNS: dict[str, tuple[int, tuple[str, ...], dict[str, tuple[float, float]]]] = {
 TAGS = {"rush_hour": ("easy", "medium", "hard"), "crossword": ("initials",)}
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=needs_reasoning_gym if n == "logic" else ()) for n in RUNS]
 )

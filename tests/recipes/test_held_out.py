@@ -78,6 +78,7 @@ def digests(problems_P: Sequence[EnvGroupBuilder]) -> list[tuple[int, ...]]:
     return [problem.digests for problem in problems_P]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("recipe", RECIPES)
 async def test_no_held_out_problem_is_trained_on_whatever_seed_and_number(recipe: str) -> None:
     dataset, tokenizer = recipe_config(recipe)().dataset, tokenizer_of(recipe)
@@ -125,6 +126,7 @@ BEFORE = {
 their prompts."""
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("recipe", BEFORE)
 async def test_recipes_of_rows_hold_out_what_they_did_now_whatever_the_prompt(recipe: str) -> None:
     dataset, tokenizer = recipe_config(recipe)().dataset, tokenizer_of(recipe)

@@ -112,6 +112,7 @@ def drift(name: str, fitness: str, objective: str, genomes: int) -> float:
     return math.sqrt(float(centre.weights["a.weight"].square().mean())) / (DRIFT * sigma)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("name", "fitness", "objective", "genomes"),
     sampled(itertools.product(FOUND, FITNESS, OBJECTIVE_NAMES, (16, 40)), 60),

@@ -81,6 +81,7 @@ def parsed(name: str, model: Path, log_path: Path, *more: str) -> SmallConfig:
     return found[0]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", [*OPTIMIZER_NAMES, BY_BEHAVIOUR, WITH_GRADIENT, ITSELF])
 async def test_a_run_resumes_to_the_same_bytes_and_replays(name: str, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")

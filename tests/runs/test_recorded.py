@@ -49,6 +49,7 @@ async def rebuilt(log_path: Path) -> AsyncIterator[RebuiltRun]:
     await made.close()
 
 
+@pytest.mark.slow
 async def test_every_rollout_of_the_run_comes_back(log_path: Path, rebuilt: RebuiltRun) -> None:
     rows = [json.loads(line) for line in (log_path / "rollouts.jsonl").read_text().splitlines()]
     assert len(rows) == 6 * 8

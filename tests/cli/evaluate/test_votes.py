@@ -53,6 +53,7 @@ def measured(*options: str) -> dict[str, Any]:
     return {**json.loads(Path("found.json").read_text()), "said": done.stdout}
 
 
+@pytest.mark.slow
 async def test_the_best_genomes_of_a_generation_answer_and_the_most_votes_count() -> None:
     found = measured("voters=3", "generation=1", "against=@1")
     fitness_G = list(read_history(Path("run/history.jsonl")))[1].fitness_G

@@ -168,6 +168,7 @@ def test_earlier_contents_of_a_slot_make_no_difference(broken: float, by_kernel:
     assert all(out.isfinite().all() for out in outs[0])
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("window", [None, 1, 20])
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), sampled(SHAPES, 3))
 @pytest.mark.parametrize("by_kernel", [True, False])

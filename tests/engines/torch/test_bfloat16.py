@@ -74,6 +74,7 @@ def become_rounded(reference: Reference, who: Genome | Literal["base"], dtype: s
     reference.centre = moved
 
 
+@pytest.mark.daily
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("family", "dtypes"),

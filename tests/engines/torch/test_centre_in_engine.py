@@ -32,6 +32,7 @@ GENOMES_G = [Genome((Term(7, 0.1),)), Genome((Term(7, -0.1),))]
 PROMPTS = [(5, 6, 7), (8,), (9, 9, 9, 9, 9, 9, 9, 9, 9)]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "space", [LowRank(), FullRank(), Adapter(rank=2)], ids=["low rank", "full rank", "adapter"]

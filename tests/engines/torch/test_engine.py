@@ -34,6 +34,7 @@ def _prompts(lengths: Sequence[int] = LENGTHS) -> list[tuple[int, ...]]:
     return [tuple(rng.choices(range(FIRST_CHARACTER, VOCABULARY), k=n)) for n in lengths]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("family", "space"), sampled(itertools.product(FAMILIES, SPACES), 9))
 async def test_a_population_in_one_batch_answers_as_each_genome_alone(
     tiny_model: TinyModel, family: str, space: SearchSpaceBuilder

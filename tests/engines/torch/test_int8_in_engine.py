@@ -52,6 +52,7 @@ def model(tmp_path: Path) -> Path:
     return wide_model(tmp_path / "model")
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 async def test_answers_are_near_those_of_products_in_float32(
     tmp_path: Path, dtype: torch.dtype

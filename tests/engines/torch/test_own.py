@@ -78,6 +78,7 @@ async def _check(
         reference.check_logprobs(score.prompt_T, score.continuation_T, logprobs)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     "space",
     [
@@ -113,6 +114,7 @@ async def test_long_prompts_run_a_few_rows_at_a_time(models: Path, sizes: list[i
     assert 4 * 80 <= max(sizes) <= 330, "more than the self-check's"
 
 
+@pytest.mark.slow
 async def test_lanes_do_not_meet_in_a_model_that_keeps_state_in_its_modules(models: Path) -> None:
     requests = [request(i % 3, [3 + i] * (3 + i % 2), max_tokens=9) for i in range(60)]
     options = {"num_lanes": 3, "max_batch_size": 48}

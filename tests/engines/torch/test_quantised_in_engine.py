@@ -69,6 +69,7 @@ async def scores(engine: TorchEngine, targets: tuple[Target, ...] = TARGETS) -> 
     return torch.tensor(await score_all(engine, asked))
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("how", [*sampled(HOW.values(), 4), *FLOATS])
 async def test_adapters_over_a_quantised_base_answer_as_over_the_same_numbers(
     quantised: Callable[[How | ByLibrary], Path], tmp_path: Path, how: How | ByLibrary
@@ -85,6 +86,7 @@ async def test_adapters_over_a_quantised_base_answer_as_over_the_same_numbers(
     assert len({tuple(row.tolist()) for row in found[1]}) == len(TARGETS)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("how", "space"),
     sampled(

@@ -72,6 +72,7 @@ def test_a_model_that_is_right_on_no_path_is_refused_by_name_with_the_difference
     assert 1e-3 < difference < 10
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("name", "path"),
     [

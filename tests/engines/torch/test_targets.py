@@ -61,6 +61,7 @@ async def check(
     assert len(seen) > 2 * len(PROMPTS)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     "kind",
     [FullRank, LowRank, partial(Adapter, rank=2, init="orthogonal")],
@@ -77,6 +78,7 @@ async def test_parts_of_parameters_and_transposed_ones(
     await check(path, kind(include=(include,)), twins(2, 0.2), [Step((Term(2, 0.2),))])
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gemma2"])
 async def test_adapters(tiny_model: TinyModel, family: str) -> None:
     space = Adapter(rank=3, alpha=12.0, exclude=("*up_proj*",))
@@ -84,6 +86,7 @@ async def test_adapters(tiny_model: TinyModel, family: str) -> None:
     await check(tiny_model(family), space, genomes_G, [None, *STEPS])
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("kind", ["singular values", "adapter", "full rank"])
 async def test_genomes_with_coordinates(tiny_model: TinyModel, tmp_path: Path, kind: str) -> None:
     model = tiny_model("qwen2")

@@ -68,6 +68,7 @@ def test_damaged_machine_code_is_compiled_again_and_kept(
     assert len(kept.read_bytes()) == pytest.approx(len(whole), rel=0.1)
 
 
+@pytest.mark.slow
 def test_only_what_is_really_compiled_is_announced_and_once(tmp_path: Path) -> None:
     module = tmp_path / "es_two_loops.py"
     loops = [f"@compiled('int64()')\ndef {name}():\n    return 1\n" for name in ("one", "two")]

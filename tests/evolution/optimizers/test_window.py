@@ -91,6 +91,7 @@ def test_momentum_is_the_corrected_average_over_the_window() -> None:
     assert pairs(steps[3]) == [(seed(1), approx(0.2 / 7)), (seed(3), approx(-4.8 / 7))]
 
 
+@pytest.mark.slow
 def test_the_sum_in_place_of_the_average_diverges_and_the_average_does_not() -> None:
     # v <- m v + g, as it has been written elsewhere: its steady step is α / (1 - m), ten times α.
     velocity: dict[int, float] = {}
@@ -159,6 +160,7 @@ def test_muon_has_momentums_terms_and_length() -> None:
     assert told(Muon(**shared), [(1.0, 1.0)]) == [Step()]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("config", [settled(), *CONFIGS])
 def test_every_one_of_them_climbs_a_quadratic(config: ES) -> None:
     rates = {ES: 0.05, Momentum: 0.05, Muon: 0.05, Adam: 0.01, RMSProp: 0.01, ClipUp: 0.004}

@@ -540,6 +540,7 @@ async def test_openais_agents_sdk_can_use_the_endpoint(stream: bool) -> None:
     assert "Be brief." in speaker.prompt() and "\n3\n" in speaker.prompt()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_pydantic_ai_asks_for_responses(stream: bool) -> None:
     pydantic_ai: Any = pytest.importorskip("pydantic_ai")

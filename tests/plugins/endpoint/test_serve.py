@@ -66,6 +66,7 @@ async def _answers(
     return dict(zip(asked, await asyncio.gather(*(ask(name) for name, _ in asked)), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_each_model_gives_its_own_answers_to_concurrent_requests(log_path: Path) -> None:
     params = SamplingParams(max_tokens=8, temperature=1.0)

@@ -263,6 +263,7 @@ configs = st.fixed_dictionaries(
 ).map(lambda fields: Genetic(sigma=0.5, migration_every=3, **fields))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(configs, st.data())
 def test_no_genome_outgrows_an_engine_and_the_centre_is_the_champion_to_the_bit(

@@ -217,6 +217,7 @@ async def test_rows_without_a_token_are_no_part_of_what_is_learned(tmp_path: Pat
     assert found_T == pytest.approx(sampled_T, abs=1e-4)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("method", "learning_rate"),
     [

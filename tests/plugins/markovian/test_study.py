@@ -84,6 +84,7 @@ def test_a_run_is_studied_against_another_and_read_by_other_models(
     assert "output must be a new directory" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_of_gradients_is_studied_with_its_last_weights(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

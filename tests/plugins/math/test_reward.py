@@ -80,6 +80,7 @@ async def test_without_math_verify_a_sentence_says_how_to_install_it() -> None:
         await grade("1", "1")
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("text", "answer", "score"),
     [

@@ -94,6 +94,7 @@ async def test_without_weights_every_problem_comes_once_per_epoch(order: str) ->
         assert [_kinds(batch) for batch in batches] == [Counter({"1": 3, "2": 1})] * 8
 
 
+@pytest.mark.slow
 async def test_weights_say_the_shares_and_a_table_moves_them() -> None:
     easy = Part(dataset=Numbers(kind=1, size=50))
     hard = Part(dataset=Numbers(kind=2, size=5))

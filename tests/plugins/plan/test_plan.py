@@ -141,6 +141,7 @@ BY_HAND: list[tuple[object, object, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("engine", "space", "options", "expected"), BY_HAND)
 def test_a_formula_gives_what_was_worked_out_by_hand(
     engine: object, space: object, options: dict[str, Any], expected: str

@@ -91,6 +91,7 @@ def test_through_a_pipe_each_answer_is_one_line(log_path: Path, programs: Progra
     assert len(set(answers)) > 2, "there was something to mistake"
 
 
+@pytest.mark.slow
 def test_options_say_who_answers_and_how(log_path: Path) -> None:
     done = fed(log_path, "A\n", "generation=2", "genome=1")
     assert done.stdout.splitlines() == expected(log_path, [(2, 1, "A")]), done.stderr

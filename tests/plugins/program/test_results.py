@@ -55,6 +55,7 @@ FLOODS = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
 def test_a_flood_of_values_or_lines_takes_little_memory(flood: str) -> None:
     written = flood.encode()

@@ -116,6 +116,7 @@ def any_model(family: str, tiny_model: Callable[[str], Path], path: Path) -> Pat
     return path
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("family", ["qwen2", "gpt_neox", "bloom", "mamba"])
 @pytest.mark.parametrize("which", SPACES)
 async def test_every_target_answers_as_a_plain_model_with_its_vectors(

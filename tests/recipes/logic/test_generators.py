@@ -101,6 +101,7 @@ def test_what_the_generators_themselves_would_pay_for_earns_nothing(task: str, a
     assert scorer(problem.source)(answer, problem.entry) == 0
 
 
+@pytest.mark.slow
 async def test_an_answer_that_stands_for_gigabytes_or_for_ever_scores_nothing() -> None:
     grade = await env_for(made("rubiks_cube", 5)[0], timeout=5).graded("R9999999999")
     # 0.01 is reasoning-gym's own, for a MemoryError; a slow machine is late before it has one.

@@ -41,6 +41,7 @@ SPACES = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("which", "dtype"), sampled(itertools.product(SPACES, ("float32", "bfloat16")), 7)
 )

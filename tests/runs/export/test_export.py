@@ -100,6 +100,7 @@ async def test_a_quantised_run_is_exported_in_its_own_format(tmp_path: Path, whi
         write(run, tmp_path / "adapter", rank=2)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("which", CASES)
 async def test_a_model_directory_is_what_the_engine_would_save(tmp_path: Path, which: str) -> None:
     case = CASES[which]

@@ -39,6 +39,7 @@ def export(run: Path, output: Path, merge: bool = False, rank: int | None = None
     return output
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("space", [LowRank(rank=2), FullRank()], ids=["low rank", "dense"])
 @pytest.mark.parametrize("family", LINEAR_FAMILIES)
 def test_a_model_directory_has_the_very_bits_of_the_centre(
@@ -58,6 +59,7 @@ def test_a_model_directory_has_the_very_bits_of_the_centre(
         assert torch.equal(weight, base[name]) == (name not in run.weights[-1]), name
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("family", LINEAR_FAMILIES)
 def test_a_fitted_adapter_of_full_rank_answers_in_peft_as_the_centre(
     tmp_path: Path, family: str
@@ -72,6 +74,7 @@ def test_a_fitted_adapter_of_full_rank_answers_in_peft_as_the_centre(
     torch.testing.assert_close(logits(load(out)), expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("family", LINEAR_FAMILIES)
 def test_an_adapter_answers_in_peft_as_it_does_merged(tmp_path: Path, family: str) -> None:
     model = make_linear_model(family, tmp_path / "model")

@@ -61,6 +61,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"float32": model, "bfloat16": as_bfloat16(model, path / "bfloat16")}
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("which", "stored", "dtype"),
     [

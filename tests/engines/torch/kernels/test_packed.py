@@ -31,6 +31,7 @@ CLOSE = 0.06
 """Mean rounding of activations."""
 
 
+@pytest.mark.daily
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("family", "space"),

@@ -80,6 +80,7 @@ def how(**dataset: object) -> dict[str, object]:
     }
 
 
+@pytest.mark.slow
 async def test_replayed_problems_come_back_by_their_bounds_and_after_a_resume(
     model: Path, tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ from tests.tiny_run import FILES_ALONE
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     "how",
     [
