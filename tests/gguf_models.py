@@ -16,8 +16,9 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-from es_cookbook.plugins.gguf.conversion import SPLITS, WHOLE_WORDS
+from es_cookbook.plugins.gguf.conversion import WHOLE_WORDS
 from tests.tiny_models import save_with_tokenizer
 
 TEXT = "hello world 12345 and it's 17 + 25 = 42, again and again"
@@ -88,8 +89,8 @@ def _build(name: str, vocab_size: int) -> PreTrainedModel:
 
 def _byte_level(split: str) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(ignore_merges=split in WHOLE_WORDS))
-    if split in SPLITS:
-        pattern = pre_tokenizers.Split(Regex(SPLITS[split]), "isolated")
+    if split in GGUF_PRE_TOKENIZER_SPLITS:
+        pattern = pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[split]), "isolated")
         steps = [pattern, pre_tokenizers.ByteLevel(False, use_regex=False)]
     else:
         digits = [pre_tokenizers.Digits(True)] if split == "smollm" else []

@@ -51,16 +51,6 @@ _LLAMA3 = {
 }
 _LLAMA3_FACTORS = (8.0, 32.0)
 """Factors of Llama 3.1 and 3.2."""
-_LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-SPLITS = {
-    "llama-bpe": _LLAMA3_SPLIT,
-    "smaug-bpe": _LLAMA3_SPLIT,
-    "qwen2": _LLAMA3_SPLIT.replace("{1,3}", ""),
-}
-"""llama.cpp's name of a byte-level tokenizer's kind -> the expression by which it splits text."""
 _SPLITS_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 """Kinds that split off every digit and then split as GPT-2 does."""
 WHOLE_WORDS = (
@@ -185,8 +175,7 @@ def _quiet() -> Generator[None]:
 
 def _write_model(path: Path, header: Header, directory: Path) -> None:
     import torch
-    import transformers
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+    from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedTokenizerFast
 
     # Alone in a directory, so that nothing beside the file is read with it.
     link = directory / f"model{SUFFIX}"
@@ -204,8 +193,6 @@ def _write_model(path: Path, header: Header, directory: Path) -> None:
     if needed != there:
         raise refused(path, f"has {there:,} parameters; transformers knows {needed:,} of such")
     dtype: torch.dtype = getattr(torch, header.dtype)
-    dense = getattr(transformers, "GgufConfig", None)  # Where it is missing, all models are dense.
-    quantised = {} if dense is None else {"quantization_config": dense(dequantize=True)}
     result = AutoModelForCausalLM.from_pretrained(
         directory,
         dtype=dtype,
@@ -213,7 +200,7 @@ def _write_model(path: Path, header: Header, directory: Path) -> None:
         trust_remote_code=False,
         gguf_file=link.name,
         config=config,
-        **quantised,
+        quantization_config=GgufConfig(dequantize=True),
     )
     loaded, loading = cast("tuple[PreTrainedModel, dict[str, list[str]]]", result)
     if missing := sorted(loading["missing_keys"]):  # transformers makes them up at random
@@ -322,15 +309,12 @@ def llama3_factors(config: "PreTrainedConfig") -> "torch.Tensor":
 
 def _set_split(path: Path, tokenizer: "Tokenizer", metadata: Mapping[str, Value]) -> None:
     """Set the pre-tokenizer that the file names; transformers does not know all kinds."""
-    from tokenizers import Regex, normalizers, pre_tokenizers
+    from tokenizers import normalizers, pre_tokenizers
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    pre, known = str(metadata.get("tokenizer.ggml.pre", "")), set[str]()
-    with contextlib.suppress(ImportError):  # Older versions have none.
-        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-
-        known = {*GGUF_PRE_TOKENIZER_SPLITS}
+    pre = str(metadata.get("tokenizer.ggml.pre", ""))
     if metadata.get("tokenizer.ggml.model") != "gpt2":
-        if pre in (*known, *SPLITS):  # transformers would split by it all the same.
+        if pre in GGUF_PRE_TOKENIZER_SPLITS:  # transformers would split by it all the same.
             raise refused(path, f"splits text in the way {pre!r}, which its tokenizer does not")
         is_metaspace = isinstance(tokenizer.pre_tokenizer, pre_tokenizers.Metaspace)
         if metadata.get("tokenizer.ggml.model") == "llama" and metadata.get(
@@ -344,18 +328,12 @@ def _set_split(path: Path, tokenizer: "Tokenizer", metadata: Mapping[str, Value]
         return
     if pre in WHOLE_WORDS:
         cast("BPE", tokenizer.model).ignore_merges = True
-    if pre in known:
-        return
     if pre in _SPLITS_DIGITS:
-        steps = [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)]
-    elif pre in SPLITS:
-        split = pre_tokenizers.Split(Regex(SPLITS[pre]), "isolated")
-        steps = [split, pre_tokenizers.ByteLevel(False, use_regex=False)]
-    elif pre in _SPLITS_AS_GPT2:
-        return
-    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)]
+        )
+    elif pre not in (*GGUF_PRE_TOKENIZER_SPLITS, *_SPLITS_AS_GPT2):
         raise refused(path, f"splits text in the way {one_line(pre)!r:.40}, unknown here")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
 
 
 def _with_its_tokens(
@@ -376,7 +354,7 @@ def _with_its_tokens(
             tokenizer_object=Tokenizer.from_str(json.dumps(state)),
             chat_template=tokenizer.chat_template,
         )
-    for name, key in _SPECIAL.items():  # Older versions of transformers take their own.
+    for name, key in _SPECIAL.items():
         token = _special_token(metadata, key)
         setattr(tokenizer, f"{name}_token", None if token is None else tokens[token])
     # Where a file does not say, llama.cpp goes by the kind of its tokenizer.

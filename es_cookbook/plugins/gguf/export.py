@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from es_cookbook.checkpoints.model_files import model_directory, weight_paths
 from es_cookbook.checkpoints.models import load_tokenizer
@@ -24,7 +25,6 @@ from es_cookbook.checkpoints.tensors import weight_files
 from es_cookbook.common.errors import ModelError
 from es_cookbook.plugins.gguf.conversion import (
     ROPE_FACTORS,
-    SPLITS,
     WHOLE_WORDS,
     FloatType,
     gguf_file,
@@ -285,7 +285,7 @@ def _split_name(pre_tokenizer: Mapping[str, Any], model: Mapping[str, Any]) -> s
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     patterns = [step["pattern"].get("Regex") for step in steps if step["type"] == "Split"]
     if len(patterns) == 1:
-        for name, split in SPLITS.items():
+        for name, split in GGUF_PRE_TOKENIZER_SPLITS.items():
             if split == patterns[0] and is_whole == (name in WHOLE_WORDS):
                 return name
     if not patterns and not is_whole and steps[-1].get("use_regex", True):
