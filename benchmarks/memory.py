@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.harness import CHAT_MODEL, Row, report, row
 from es_cookbook.cli.options import recipe_defaults
-from es_cookbook.common.cli import built
+from es_cookbook.common.options import built
 from es_cookbook.engines.torch import host
 from es_cookbook.engines.torch.kernels.modules import Path as RowPath
 from es_cookbook.engines.torch.resident_weights import ResidentWeights

@@ -34,8 +34,8 @@ import numpy as np
 from benchmarks.harness import Row, interleaved, ratios, report, row, table
 from benchmarks.history import centre_of, in_fresh_process, own_bytes
 from es_cookbook.checkpoints.models import load_architecture, parameter_infos
-from es_cookbook.common.cli import built
 from es_cookbook.common.errors import ESCookbookError
+from es_cookbook.common.options import built
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES

@@ -47,7 +47,7 @@ import chz
 
 from benchmarks.harness import CHAT_MODEL, commit, machine
 from benchmarks.study_tables import CORRECT, RESULTS, Run, Task, Trials, rewrite, tables
-from es_cookbook.common.cli import built
+from es_cookbook.common.options import built
 from es_cookbook.plugins.gradients.commands.compare_gradients import (
     AnyConfig,
     final_metrics,

@@ -30,7 +30,7 @@ from unittest import mock
 import es_cookbook
 from es_cookbook.__main__ import COMMANDS, RECIPES
 from es_cookbook.cli.options import recipe_config
-from es_cookbook.common.fields import Option, options_of
+from es_cookbook.common.options import Option, options_of
 from es_cookbook.common.trust import resolve
 
 ROOT = Path(__file__).parents[1]

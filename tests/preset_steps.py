@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from es_cookbook.common.cli import built
+from es_cookbook.common.options import built
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.noise import noise

@@ -22,14 +22,9 @@ from es_cookbook.cli.evaluate.evaluate import EvaluateConfig
 from es_cookbook.cli.options import recipe_config
 from es_cookbook.cli.resume import Resume
 from es_cookbook.cli.train import TrainConfig, built_for
-from es_cookbook.common.cli import (
-    built,
-    run_cli,
-    run_with_fields,
-    split_options,
-    typed_options,
-)
+from es_cookbook.common.cli import run_cli, run_with_fields, split_options, typed_options
 from es_cookbook.common.names import Names
+from es_cookbook.common.options import built
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES

@@ -14,7 +14,8 @@ from pathlib import Path
 import chz
 
 from es_cookbook.cli.options import Recorded
-from es_cookbook.common.cli import built, run_with_fields
+from es_cookbook.common.cli import run_with_fields
+from es_cookbook.common.options import built
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.runs.config import MAY_DIFFER, Config, config_of_kind
 from es_cookbook.runs.directory.directory import check_is_run, locked

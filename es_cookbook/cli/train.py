@@ -33,7 +33,8 @@ from collections.abc import Mapping, Sequence
 import chz
 
 from es_cookbook.cli.options import recipe_config
-from es_cookbook.common.cli import arguments, built, mistakes_exit, run_cli
+from es_cookbook.common.cli import arguments, mistakes_exit, run_cli
+from es_cookbook.common.options import built
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.rl.data.problem_dataset import DATASETS
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams

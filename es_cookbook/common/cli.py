@@ -20,19 +20,18 @@ import textwrap
 import typing
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import chz
 
-from es_cookbook.common.errors import ConfigError, ESCookbookError, closest, leaves, nearest
-from es_cookbook.common.fields import (
-    EntrypointException,
-    Field,
+from es_cookbook.common.errors import ESCookbookError, leaves
+from es_cookbook.common.options import (
     Option,
     OptionError,
+    built,
+    described,
     options_in,
-    options_of,
-    path_of_failure,
+    whole_options,
 )
 from es_cookbook.common.terminal import (
     INTERRUPTED,
@@ -53,9 +52,6 @@ _HELP = ("--help", "-h")
 UNNAMED = {"unnamed": True}
 """Metadata of the field whose values a user may type without its name: `show runs/mine`."""
 _DOC_COLUMN = 46
-_UNFIT = re.compile(
-    r"Could not interpret argument .* provided for param '(\S+?)'\.\.\..*:\n(.*)", re.S
-)
 
 
 def run_cli(
@@ -169,29 +165,22 @@ def typed_options(words: Sequence[str], config: object) -> dict[str, str]:
         OptionError: A word is not an option.
     """
     skipped = (*_HELP, "all") if any(word in _HELP for word in words) else ()
-    unnamed = _unnamed_field(config)
+    unnamed, holds_several = _unnamed(config)
     given: dict[str, str] = {}
     bare: list[str] = []
-    values: list[str] = []
     for word in words:
         name, equals, value = word.lstrip("-").partition("=")
         if word in skipped:
             continue
         if unnamed and ("/" in name or not (equals or word.startswith("-"))):
             bare.append(word)  # Directories may have a "=" in their names, options no slash.
-            values.append(word)
+            name, value = unnamed, word
         elif not equals:
             raise OptionError(f"an option is written name=value, found {word!r}; --help lists them")
-        elif unnamed and name == unnamed.logical_name:
-            values.append(value)
-        else:
-            given[name] = value
-    if unnamed and values:
-        several = _holds_several(unnamed)
-        if len(bare) > 1 and not several:
-            found = " and ".join(values)
-            raise OptionError(f"{unnamed.logical_name} is one path here, found {found}")
-        given[unnamed.logical_name] = ",".join(values) if several else values[-1]
+        is_more = holds_several and name == unnamed and name in given
+        given[name] = f"{given[name]},{value}" if is_more else value
+    if len(bare) > 1 and not holds_several:
+        raise OptionError(f"{unnamed} is one path here, found {' and '.join(bare)}")
     return given
 
 
@@ -202,120 +191,13 @@ def split_options(
 
     If a field is a string, as `second: str`, then `second.seed` is not an option of this config.
     """
-    own: dict[str, str] = {}
-    others: dict[str, str] = {}
+    own, others = dict[str, str](), dict[str, str]()
     fields = chz.chz_fields(config)
     for path, text in given.items():
-        field = fields.get(path.partition(".")[0])
-        is_others = field is None or ("." in path and field.x_type is str)
-        (others if is_others else own)[path] = text
+        name, dot, _ = path.partition(".")
+        is_own = name in fields and not (dot and fields[name].x_type is str)
+        (own if is_own else others)[path] = text
     return own, others
-
-
-def built(config: type[_Config] | _Config, given: Mapping[str, str]) -> _Config:
-    """Build a config from options as typed; only inside `run_cli`.
-
-    Options that are not given have the defaults of the class, or the values of `config`. A part of
-    it keeps its class unless the class changes; a new class has its own defaults.
-
-    Raises:
-        OptionError: An option is unknown, is missing, or has a value that its field cannot have.
-        ConfigError: A class refuses the values of its fields.
-    """
-    given = _whole(config, given)
-    blueprint, options = _described(config, given)
-    for path in given:
-        if path not in options:
-            raise OptionError(f"unknown option {path!r}{_hint(path, options)} --help all lists all")
-    if missing := [f"{path}=..." for path, option in options.items() if option.value is None]:
-        raise OptionError(f"missing {', '.join(missing)}; --help lists all options")
-    try:
-        return cast(_Config, blueprint.make())
-    except EntrypointException as error:
-        raise OptionError(" ".join(str(error).split())) from error
-    except (ESCookbookError, ValueError, TypeError) as error:  # From a config's own validators.
-        kind = type(error) if isinstance(error, ESCookbookError) else ConfigError
-        sentence = _located(" ".join(str(error).split()), path_of_failure(error), options)
-        raise kind(sentence) from error
-
-
-def _whole(config: object, given: Mapping[str, str]) -> Mapping[str, str]:
-    return getattr(config, "whole_options", dict)(given)
-
-
-def _described(
-    config: object, given: Mapping[str, str]
-) -> "tuple[chz.Blueprint[object], Mapping[str, Option]]":
-    """The blueprint from which chz builds a config, and its options.
-
-    Raises:
-        OptionError: A field cannot have the value that is given.
-    """
-    blueprint = chz.Blueprint[object](config if isinstance(config, type) else type(config))
-    if not isinstance(config, type):
-        values: dict[str, object] = chz.beta_to_blueprint_values(config)
-        blueprint.apply({path: v for path, v in values.items() if _stays(path, v, given)})
-    typed = {path: chz.Castable(text) for path, text in given.items()}
-    blueprint.apply(typed, layer_name="command line")
-    try:
-        options = options_of(blueprint)
-    except ESCookbookError:  # From a field's own parser.
-        raise
-    except ValueError as error:  # From chz, which parses the number of an item.
-        raise OptionError(f"items of a list are numbered, as in parts.0: {error}") from error
-    except EntrypointException as error:
-        found = _UNFIT.match(str(error))
-        if found is None or (path := found[1]) not in given:
-            raise OptionError(" ".join(str(error).split())) from error
-        others = {name: text for name, text in given.items() if name != path}
-        option = _described(config, others)[1][path]
-        if option.names:
-            accepted = found[2]
-        elif option.choices:
-            accepted = nearest(given[path], option.choices)
-        else:
-            accepted = f"it must be {option.accepts}"
-        raise OptionError(f"{path}={given[path]}: {' '.join(accepted.split())}") from error
-    chosen = {
-        path: option.optional
-        for path, option in options.items()
-        if option.optional and option.part is None and path not in given
-        if any(other.startswith(f"{path}.") for other in given)
-    }
-    if chosen:  # An optional part with a given field.
-        return _described(config, {**given, **chosen})
-    return blueprint, options
-
-
-def _stays(path: str, value: object, given: Mapping[str, str]) -> bool:
-    """Whether a value of a config is kept when these options are given."""
-    is_replaced = any(f"{path}.".startswith(f"{other}.") for other in given)
-    is_inside = any(other.startswith(f"{path}.") for other in given)
-    return not is_replaced and (isinstance(value, type) or not is_inside)
-
-
-def _hint(path: str, options: Mapping[str, Option]) -> str:
-    """A suggestion for an unknown option; a field of the same part if it has one."""
-    part = path.rpartition(".")[0]
-    said, known = "", list(options)
-    if part in options and options[part].part:
-        known = [other for other in known if other.startswith(f"{part}.")]
-        said = f", which {part}={options[part].value} does not have"
-    alike = closest(path, known)
-    return f"{said}; did you mean {alike!r}?" if alike else f"{said};"
-
-
-def _located(sentence: str, part: str, options: Collection[str]) -> str:
-    """An error message of a part's class, with the part's path before the name of the field.
-
-    A class does not know its path in the config. Its messages begin with the name of a field, alone
-    or after the usual name of its part.
-    """
-    bare = re.sub(r"^(\w+\.)*", "", sentence)
-    field = re.split(r"\W", bare, maxsplit=1)[0]
-    if part and f"{part}.{field}" in options:
-        return f"{part}.{bare}"
-    return f"{part}: {sentence}" if part and part not in sentence else sentence
 
 
 def help_page(config: object, given: Mapping[str, str], everything: bool = True) -> str:
@@ -327,8 +209,8 @@ def help_page(config: object, given: Mapping[str, str], everything: bool = True)
         everything: whether to show all options, not only the class's `common_options` and those of
             a part that is chosen.
     """
-    typed, given = given, _whole(config, given)
-    _, options = _described(config, given)
+    typed, given = given, whole_options(config, given)
+    _, options = described(config, given)
     often: Collection[str] = getattr(config, "common_options", options)
     shown = [
         option
@@ -341,8 +223,8 @@ def help_page(config: object, given: Mapping[str, str], everything: bool = True)
     ]
     width = max(min(shutil.get_terminal_size((100, 24)).columns, 120), _DOC_COLUMN + 30)
     summary = (config.__doc__ or "").strip().partition("\n\n")[0]
-    unnamed = _unnamed_field(config)
-    path = "" if unnamed is None else "PATH ... " if _holds_several(unnamed) else "PATH "
+    unnamed, holds_several = _unnamed(config)
+    path = f"PATH {'... ' * holds_several}" if unnamed else ""
     lines = [
         f"usage: {program()} {path}[name=value ...]",
         "",
@@ -368,10 +250,9 @@ def _row(option: Option, width: int) -> list[str]:
     return [f"{left if n == 0 else '':{_DOC_COLUMN}}{line}" for n, line in enumerate(lines)]
 
 
-def _unnamed_field(config: object) -> Field | None:
-    fields = chz.chz_fields(config).values()
-    return next((field for field in fields if "unnamed" in (field.metadata or {})), None)
-
-
-def _holds_several(field: Field) -> bool:
-    return typing.get_origin(field.x_type) is tuple
+def _unnamed(config: object) -> tuple[str, bool]:
+    """The field whose values need no name ("" if there is none), and whether it holds several."""
+    for name, field in chz.chz_fields(config).items():
+        if "unnamed" in (field.metadata or {}):
+            return name, typing.get_origin(field.x_type) is tuple
+    return "", False

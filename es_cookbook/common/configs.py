@@ -8,20 +8,23 @@ it out in full, defaults included, so that a later change of a default does not 
 field's type asks for them; nothing is ever pickled or evaluated.
 """
 
+import collections.abc
 import contextlib
 import dataclasses
 import functools
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Generator, Mapping
+import typing
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, TypeVar, cast
 
 import chz
+from chz.tiepin import is_subtype_instance, type_repr
 
 from es_cookbook.common.errors import ConfigError, nearest, other_format
-from es_cookbook.common.fields import NOT_RECORDED, fits, may_be_called, type_name
 from es_cookbook.common.files import LARGEST_CONFIG, read_file, strict_json
 from es_cookbook.common.registry import Registered, parts_of
 from es_cookbook.common.terminal import is_utf8, printable
@@ -38,6 +41,10 @@ from es_cookbook.common.trust import (
 )
 
 _Loaded = TypeVar("_Loaded")
+
+NOT_RECORDED = "not_recorded_while_none"
+"""Metadata of a field that a config file lacks while it is None."""
+_CONTAINERS = (typing.Union, UnionType, tuple, list, dict, collections.abc.Mapping)
 
 FUNCTIONS = Registered("functions")
 """Functions of es_cookbook that a config may name: rewards of recipes, which only grade a text."""
@@ -350,3 +357,52 @@ def _at(where: object) -> Generator[None]:
     except (TypeError, ValueError, ArithmeticError, OSError) as error:
         said = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ConfigError(f"{where}: {printable(said)[:_LONGEST_LINE]}") from error
+
+
+def type_name(of_type: object) -> str:
+    """A type as its author wrote it, without the modules of its classes.
+
+    >>> type_name(tuple[re.Pattern, ...] | None)
+    'tuple[Pattern, ...] | None'
+    >>> type_name(int | typing.Literal["exact"] | None)
+    "int | 'exact' | None"
+    """
+    if typing.get_origin(of_type) is typing.Union:  # A Literal is among them.
+        return " | ".join(map(type_name, typing.get_args(of_type)))
+    if typing.get_origin(of_type) is typing.Literal:
+        return " | ".join(map(repr, typing.get_args(of_type)))
+    if of_type is NoneType:
+        return "None"
+    return re.sub(r"[\w.]+[.:](?=\w)", "", type_repr(of_type))
+
+
+def fits(value: object, declared: object) -> bool:
+    """Whether a value from a file is of a type, as chz checks it; True is not a number.
+
+    >>> fits((1, 2), tuple[int, ...]), fits(1, float | None), fits(True, int)
+    (True, True, False)
+    """
+    if isinstance(value, bool):
+        accepted = (each for arm in _arms(declared) for each in (arm, *typing.get_args(arm)))
+        return any(each in (bool, object, Any) or each is value for each in accepted)
+    if callable(value) and any(_origin(arm) is collections.abc.Callable for arm in _arms(declared)):
+        return True  # chz takes no function that returns a union.
+    return is_subtype_instance(value, cast(Any, declared))
+
+
+def may_be_called(declared: object) -> bool:
+    """Whether a class or a function itself is a value, and not only an object; not for `Any`."""
+    return any(_origin(arm) in (collections.abc.Callable, type) for arm in _arms(declared))
+
+
+def _arms(declared: object) -> Iterator[object]:
+    """The types of accepted values: members of unions, and items of containers."""
+    if _origin(declared) in _CONTAINERS:
+        for inner in typing.get_args(declared) or (object,):
+            yield from _arms(inner)
+    else:
+        yield declared
+
+
+def _origin(declared: object) -> Any:  # noqa: ANN401
+    return typing.get_origin(declared) or declared

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import chz
 import chz.factories
+from chz.tiepin import CastError
 
+from es_cookbook.common.configs import NOT_RECORDED
 from es_cookbook.common.errors import ConfigError, nearest
-from es_cookbook.common.fields import NOT_RECORDED, CastError
 from es_cookbook.common.registry import Registered, distribution_of, parts
 from es_cookbook.common.trust import load, typed
 

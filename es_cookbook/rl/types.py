@@ -18,10 +18,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, cast
 
 import chz
+from chz.tiepin import CastError
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.fields import CastError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,7 +13,7 @@ from typing import cast
 import chz
 
 from es_cookbook.common.errors import nearest
-from es_cookbook.common.fields import OptionError
+from es_cookbook.common.options import OptionError
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.terminal import say_once
 from es_cookbook.common.trust import load

@@ -11,9 +11,10 @@ from typing import ClassVar, Literal
 import chz
 import pytest
 
-from es_cookbook.common.cli import UNNAMED, arguments, built, run_cli, run_with_fields
+from es_cookbook.common.cli import UNNAMED, arguments, run_cli, run_with_fields
 from es_cookbook.common.errors import EngineError
 from es_cookbook.common.names import Names
+from es_cookbook.common.options import built
 from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness, Raw, ZScore
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder

@@ -4,8 +4,9 @@ import functools
 import json
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Literal
 
 import chz
 import pytest
@@ -16,8 +17,10 @@ from hypothesis import strategies as st
 from es_cookbook.common.configs import (
     config_from_json,
     config_to_json,
+    fits,
     load_config,
     load_fields,
+    may_be_called,
 )
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names
@@ -271,3 +274,31 @@ def test_a_name_is_imported_only_when_it_is_chosen() -> None:
     assert make().part == Large(weight=3.0)
     with pytest.raises(InvalidBlueprintArg, match="no_such_package:Part cannot be imported"):
         make("part=absent")
+
+
+def either(size: int) -> float | None:
+    return size or None
+
+
+@pytest.mark.parametrize(
+    ("value", "declared", "whether"),
+    [
+        (1.0, int, False),
+        (True, bool | None, True),
+        ((1, 2.0), tuple[float, ...], True),
+        ({1: 1}, Mapping[str, Any], False),
+        (Small(), Part, True),
+        (Small, type[Part], True),
+        (Part, type[Small], False),
+        (either, Part | Callable[..., float | None], True),
+        (either, Part | None, False),
+    ],
+)
+def test_values_are_checked_against_types(value: object, declared: object, whether: bool) -> None:
+    assert fits(value, declared) is whether
+
+
+def test_classes_and_functions_are_values_only_if_the_type_or_its_items_ask_for_them() -> None:
+    assert may_be_called(Callable[..., Part] | None) and may_be_called(type[Part])
+    assert may_be_called(tuple[Callable[..., int], ...])
+    assert not any(map(may_be_called, (object, Any, Part, int, Literal[1])))

@@ -13,7 +13,8 @@ import torch
 from es_cookbook.cli import RECIPES
 from es_cookbook.cli.options import recipe_config
 from es_cookbook.cli.train import TrainConfig
-from es_cookbook.common.cli import built, mistakes_exit
+from es_cookbook.common.cli import mistakes_exit
+from es_cookbook.common.options import built
 from es_cookbook.common.trust import resolve
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness

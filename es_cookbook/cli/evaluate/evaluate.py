@@ -37,8 +37,9 @@ from es_cookbook.cli.evaluate.report import answers_text, measured, report, to_j
 from es_cookbook.cli.options import RunOrModel, new_output, recipe_config
 from es_cookbook.cli.train import TrainConfig
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cli import built, run_with_fields
+from es_cookbook.common.cli import run_with_fields
 from es_cookbook.common.errors import ConfigError, ModelError, RunDirectoryError, did_you_mean
+from es_cookbook.common.options import built
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.population.results import VOTE

@@ -13,9 +13,10 @@ from pathlib import Path
 import chz
 
 from es_cookbook.cli.options import Recorded
-from es_cookbook.common.cli import built, run_with_fields
+from es_cookbook.common.cli import run_with_fields
 from es_cookbook.common.configs import config_to_json, trust_option
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.options import built
 from es_cookbook.common.terminal import command
 from es_cookbook.plugins.branches.branches import fork_run
 from es_cookbook.runs.config import Config, recorded_config

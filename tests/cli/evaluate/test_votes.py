@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from es_cookbook.common.cli import built
+from es_cookbook.common.options import built
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from es_cookbook.rl.types import ANSWER, Trajectory
 from es_cookbook.runs.history.store import read_history

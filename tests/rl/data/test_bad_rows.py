@@ -15,7 +15,7 @@ import pytest
 
 from es_cookbook.cli.train import built_for
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.common.fields import OptionError
+from es_cookbook.common.options import OptionError
 from es_cookbook.common.terminal import as_program
 from es_cookbook.plugins.judges.task import JudgedTask
 from es_cookbook.plugins.regularisers.kl import KLToBase

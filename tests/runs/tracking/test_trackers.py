@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from es_cookbook.common.cli import built
 from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.common.options import built
 from es_cookbook.plugins.trackers.libraries import WandbTrackerBuilder
 from es_cookbook.runs.tracking.trackers import TrackersBuilder
 

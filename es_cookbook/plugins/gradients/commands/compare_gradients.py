@@ -50,10 +50,11 @@ import chz
 from es_cookbook.cli.evaluate.measuring import Subject, opened
 from es_cookbook.cli.options import by_label, check_comparison, recipe_defaults
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cli import built, run_with_fields
+from es_cookbook.common.cli import run_with_fields
 from es_cookbook.common.configs import config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file
+from es_cookbook.common.options import built
 from es_cookbook.common.terminal import markdown
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import AUTO, Auto, number

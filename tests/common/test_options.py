@@ -1,17 +1,14 @@
-"""Fields as options and as types; what is read of chz without being published by it."""
+"""Fields as options; what is read of chz without being published by it."""
 
-from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import Any, Literal
 
 import chz
 import pytest
 
 from es_cookbook.cli import RECIPES
 from es_cookbook.cli.options import recipe_config
-from es_cookbook.common.cli import built
 from es_cookbook.common.configs import config_from_json, config_to_json
-from es_cookbook.common.fields import fits, may_be_called, options_of
+from es_cookbook.common.options import built, options_of
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.recipes.chat.train_cli import CLIConfig as Chat
 from tests.families import sampled
@@ -42,7 +39,7 @@ class Special(Config):
 
 
 def test_this_is_the_version_of_chz_that_is_read() -> None:
-    assert version("chz").startswith("0.4"), "read fields.py beside the new version's source"
+    assert version("chz").startswith("0.4"), "read options.py beside the new version's source"
 
 
 def test_a_field_with_another_default_keeps_its_doc() -> None:
@@ -58,34 +55,6 @@ def test_options_are_those_of_parts_that_are_there() -> None:
     values = {path: option.value for path, option in options_of(given).items()}
     assert (values["part"], values["part.size"]) == ("Part", "1")
     assert (values["other"], values["other.size"]) == ("Part", "2")
-
-
-def either(size: int) -> float | None:
-    return size or None
-
-
-@pytest.mark.parametrize(
-    ("value", "declared", "whether"),
-    [
-        (1.0, int, False),
-        (True, bool | None, True),
-        ((1, 2.0), tuple[float, ...], True),
-        ({1: 1}, Mapping[str, Any], False),
-        (Small(), Part, True),
-        (Small, type[Part], True),
-        (Part, type[Small], False),
-        (either, Part | Callable[..., float | None], True),
-        (either, Part | None, False),
-    ],
-)
-def test_values_are_checked_against_types(value: object, declared: object, whether: bool) -> None:
-    assert fits(value, declared) is whether
-
-
-def test_classes_and_functions_are_values_only_if_the_type_or_its_items_ask_for_them() -> None:
-    assert may_be_called(Callable[..., Part] | None) and may_be_called(type[Part])
-    assert may_be_called(tuple[Callable[..., int], ...])
-    assert not any(map(may_be_called, (object, Any, Part, int, Literal[1])))
 
 
 @pytest.mark.parametrize("recipe", sampled(RECIPES, 4))
