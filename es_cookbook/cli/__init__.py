@@ -51,7 +51,7 @@ def _end_at_once(*_: object) -> None:
 
 
 def command_of(name: str) -> Callable[[], object]:
-    """The function of a command or a recipe, which reads the options of `sys.argv`.
+    """Return the function of a command or a recipe; it reads its options from `sys.argv`.
 
     Raises:
         ConfigError: There is none of that name; or its distribution is made for another version of
@@ -100,7 +100,7 @@ def _place(name: str) -> int:
 
 
 def summary(value: str) -> str:
-    """The first line of the docs of "module:name", as half a sentence.
+    """Return the first line of the docs of "module:name" without its capital and full stop.
 
     It is read, not imported. A recipe's is that of its package.
     """

@@ -78,7 +78,7 @@ class Answering:
 
 
 def new_output(name: str, log_path: str = "") -> Path:
-    """The output path of a command; it must not exist, nor be in the run that is read.
+    """Return the output path of a command; it must not exist, nor lie in the run that is read.
 
     Raises:
         ConfigError: It is there already, its parent is not, or it is in the run directory.
@@ -98,7 +98,7 @@ def new_output(name: str, log_path: str = "") -> Path:
 
 
 def recipe_config(recipe: str) -> "type[Config]":
-    """The config of the recipe's command.
+    """Return the config class of a recipe's command.
 
     Raises:
         ConfigError: There is no such recipe.
@@ -109,7 +109,7 @@ def recipe_config(recipe: str) -> "type[Config]":
 
 
 def recipe_defaults(recipe: str) -> "Config":
-    """The Config of the recipe's command without options.
+    """Return the Config of a recipe's command without options.
 
     Raises:
         ConfigError: There is no such recipe.

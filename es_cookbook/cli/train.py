@@ -96,7 +96,7 @@ def with_sizes(options: Sequence[str]) -> list[str]:
 
 
 def config_class_of(recipe: str) -> type[Config]:
-    """The config of a recipe's command, or of this one, which is the recipe `train`.
+    """Return the config class of a recipe's command, or of this one, for the recipe `train`.
 
     Raises:
         ConfigError: There is no such recipe.
@@ -105,7 +105,7 @@ def config_class_of(recipe: str) -> type[Config]:
 
 
 def built_for(recipe: str, options: Mapping[str, str]) -> Config:
-    """A recipe's config with options as the user typed them; only inside `run_cli`.
+    """Build a recipe's config from options as the user typed them; call it inside `run_cli`.
 
     Raises:
         ConfigError: There is no such recipe, or it lacks an option.

@@ -18,13 +18,12 @@ def check_range(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
-    finite: bool = True,
     prefix: str = "",
 ) -> None:
     """Check that fields of a config are in a range; `prefix` is put before their names.
 
-    None is accepted, NaN is not. Infinity is refused unless `finite` is False, as are magnitudes
-    outside `LEAST` to `MOST`. `above` and `below` are exclusive; an upper limit needs a lower one.
+    None is accepted; NaN, infinity and magnitudes outside `LEAST` to `MOST` are not. `above` and
+    `below` are exclusive; an upper limit needs a lower one.
 
     Raises:
         ConfigError: Names the field, the range and the value.
@@ -42,16 +41,16 @@ def check_range(
         accepted = "finite"
     for name in names:
         value = getattr(config, name)
-        if value is not None and not (
+        if value is None:
+            continue
+        is_inside = (
             (lower is None or value > lower or value == at_least)
             and (upper is None or value < upper or value == at_most)
-            and (not finite or abs(value) < math.inf)
-        ):
-            raise ConfigError(f"{prefix}{name} must be {accepted}, found {value}")
-        if value and finite and not LEAST <= abs(value) <= MOST:
-            sizes = f"and its size from {LEAST:g} to {MOST:g}"
-            found = f"{value:.6g}" if isinstance(value, float) else "a larger integer"
-            raise ConfigError(f"{prefix}{name} must be {accepted} {sizes}, found {found}")
+            and abs(value) < math.inf
+        )
+        if not is_inside or (value and not LEAST <= abs(value) <= MOST):
+            sizes = f" and its size from {LEAST:g} to {MOST:g}" * is_inside
+            raise ConfigError(f"{prefix}{name} must be {accepted}{sizes}, found {value!s:.40}")
 
 
 def check_literals(config: object) -> None:

@@ -38,7 +38,6 @@ from es_cookbook.common.terminal import (
     as_program,
     handled,
     interrupted,
-    is_utf8,
     leave,
     printable,
     program,
@@ -78,7 +77,7 @@ def run_with_fields(
     *,
     splits: bool = True,
 ) -> None:
-    """`run_cli` for a command that also takes options of a run's Config; `main` gets them as typed.
+    """Run a command that also takes options of a run's Config; `main` gets these as typed.
 
     `splits`: whether it takes them.
 
@@ -100,13 +99,13 @@ def run_with_fields(
 
 
 def sigterm_interrupts() -> contextlib.AbstractContextManager[None]:
-    """Inside, SIGTERM raises `KeyboardInterrupt`, as Ctrl-C does, so that cleanup runs."""
+    """Return a context in which SIGTERM raises `KeyboardInterrupt`, so that cleanup runs."""
     return handled((signal.SIGTERM,), signal.default_int_handler)
 
 
 @contextlib.contextmanager
 def mistakes_exit() -> Generator[None]:
-    """Inside, a user's mistake ends the program with one sentence on stderr.
+    """End the program with one sentence on stderr if a user's mistake is raised inside.
 
     Raises:
         SystemExit: With the exit code, unless all went well.
@@ -129,16 +128,12 @@ def mistakes_exit() -> Generator[None]:
 
 
 def arguments(argv: Sequence[str] | None = None) -> list[str]:
-    """The arguments (`argv`, this process's if None); options of `config=FILE` come first.
+    """Return the arguments (of this process if None), the options of `config=FILE` first.
 
     Raises:
-        OptionError: A word is not text.
         ConfigError: A file cannot be read as options.
     """
-    words = sys.argv[1:] if argv is None else list(argv)
-    if odd := [word for word in words if not is_utf8(word)]:
-        raise OptionError(f"an option must be text in UTF-8, found {odd[0]!r}")
-    words = _joined(words)
+    words = _joined(sys.argv[1:] if argv is None else argv)
     files = [word for word in words if word.lstrip("-").startswith("config=")]
     of_files = [options_in(Path(word.partition("=")[2])) for word in files]
     typed = [word for word in words if word not in files]
@@ -159,7 +154,7 @@ def _joined(words: Sequence[str]) -> list[str]:
 
 
 def typed_options(words: Sequence[str], config: object) -> dict[str, str]:
-    """Options by path; several values of the unnamed field are joined by commas.
+    """Return the options by path; several values of the unnamed field are joined by commas.
 
     Raises:
         OptionError: A word is not an option.
@@ -201,7 +196,7 @@ def split_options(
 
 
 def help_page(config: object, given: Mapping[str, str], everything: bool = True) -> str:
-    """The options with their current values, one-line docs, and what they accept.
+    """Return a page with the options, their current values and docs, and what they accept.
 
     Args:
         config: a class, or a config.
@@ -251,7 +246,7 @@ def _row(option: Option, width: int) -> list[str]:
 
 
 def _unnamed(config: object) -> tuple[str, bool]:
-    """The field whose values need no name ("" if there is none), and whether it holds several."""
+    """Return the field whose values need no name ("" if none), and whether it holds several."""
     for name, field in chz.chz_fields(config).items():
         if "unnamed" in (field.metadata or {}):
             return name, typing.get_origin(field.x_type) is tuple

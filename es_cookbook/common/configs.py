@@ -57,7 +57,7 @@ _NAMES = re.compile(r'"\$(?:class|partial|import)": "([^"]*)"')
 
 
 def config_to_json(config: object) -> str:
-    """The whole config as indented JSON, every default written out; it can be read back.
+    """Return the whole config as indented JSON, with every default, to be read back.
 
     An object also has the version of the format (`FORMAT`).
 
@@ -185,7 +185,7 @@ def _read(
 
 
 def text_of(path: Path) -> str:
-    """The text of a config file.
+    """Return the text of a config file.
 
     Raises:
         ConfigError: It cannot be read; names it.
@@ -207,7 +207,7 @@ def _parsed(text: str) -> object:
 
 
 def _to_plain(value: object, where: str) -> object:
-    """JSON's own types, with a "$..." key for everything that JSON has no word for."""
+    """Convert a value to JSON's own types, with a "$..." key for what JSON cannot express."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float) and math.isfinite(value):
@@ -276,7 +276,7 @@ class _Reader:
         return value
 
     def _value(self, plain: object, where: str, declared: object) -> object:
-        """A value before it is checked; inside of it, classes are those of its declared type."""
+        """Rebuild a value without checking its type; its items have the same declared type."""
         match plain:
             case list():
                 items = cast("list[object]", plain)
@@ -326,7 +326,7 @@ class _Reader:
         return found
 
     def _callable(self, text: str, where: str, declared: object) -> Callable[..., object]:
-        """A function, or a class itself: of es_cookbook only if it is in `FUNCTIONS`."""
+        """Return a function, or a class itself; of es_cookbook only if it is in `FUNCTIONS`."""
         if not may_be_called(declared):
             raise ConfigError(
                 f"{where}: a class or a function itself may stand only where the type asks for "
@@ -343,7 +343,7 @@ class _Reader:
         return found
 
     def _resolved(self, text: str, where: str) -> Callable[..., object]:
-        """The object of a name; the user has installed, and so trusts, what is registered."""
+        """Return the object of a name; the user trusts what is installed and registered."""
         trust = [*self.trust, *([text.partition(":")[0]] if parts_of(text) else [])]
         with _at(where):
             return resolve(text, trust)
@@ -351,7 +351,7 @@ class _Reader:
 
 @contextlib.contextmanager
 def _at(where: object) -> Generator[None]:
-    """Inside, errors in a value or a file become a `ConfigError` that says where it is."""
+    """Turn errors in a value or a file into a `ConfigError` that says where it is."""
     try:
         yield
     except (TypeError, ValueError, ArithmeticError, OSError) as error:
@@ -360,7 +360,7 @@ def _at(where: object) -> Generator[None]:
 
 
 def type_name(of_type: object) -> str:
-    """A type as its author wrote it, without the modules of its classes.
+    """Return a type as its author wrote it, without the modules of its classes.
 
     >>> type_name(tuple[re.Pattern, ...] | None)
     'tuple[Pattern, ...] | None'
@@ -377,7 +377,7 @@ def type_name(of_type: object) -> str:
 
 
 def fits(value: object, declared: object) -> bool:
-    """Whether a value from a file is of a type, as chz checks it; True is not a number.
+    """Return whether a value from a file is of a type, as chz checks it; True is not a number.
 
     >>> fits((1, 2), tuple[int, ...]), fits(1, float | None), fits(True, int)
     (True, True, False)
@@ -391,12 +391,12 @@ def fits(value: object, declared: object) -> bool:
 
 
 def may_be_called(declared: object) -> bool:
-    """Whether a class or a function itself is a value, and not only an object; not for `Any`."""
+    """Return whether a type accepts a class or a function itself as a value; `Any` does not."""
     return any(_origin(arm) in (collections.abc.Callable, type) for arm in _arms(declared))
 
 
 def _arms(declared: object) -> Iterator[object]:
-    """The types of accepted values: members of unions, and items of containers."""
+    """Yield the types of accepted values: members of unions, and items of containers."""
     if _origin(declared) in _CONTAINERS:
         for inner in typing.get_args(declared) or (object,):
             yield from _arms(inner)

@@ -15,6 +15,9 @@ import difflib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import cast
 
+_LONGEST_LIST = 2000
+"""Characters of a list of accepted names, which may come from a stranger's file."""
+
 
 class ESCookbookError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -81,7 +84,7 @@ class ServerError(ESCookbookError, OSError):
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The error itself, or what structured concurrency has wrapped in a group."""
+    """Yield the error itself, or the errors that structured concurrency has put in a group."""
     if isinstance(error, BaseExceptionGroup):
         for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
             yield from leaves(inner)
@@ -90,7 +93,7 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def not_installed(what: str, package: str, install: str) -> ConfigError:
-    """The error for an optional package that is missing; says how to install it.
+    """Return the error for an optional package that is missing; it says how to install it.
 
     >>> not_installed("drawing", "matplotlib", "es-cookbook[plots]").args[0]
     "drawing needs matplotlib, which is not installed: pip install 'es-cookbook[plots]'"
@@ -99,7 +102,7 @@ def not_installed(what: str, package: str, install: str) -> ConfigError:
 
 
 def other_format(found: object, read: int) -> str:
-    """A clause for a file with another format version; None if it names no version.
+    """Return a clause about a file of another format version; None if it names no version.
 
     >>> other_format(2, 1)
     'it has format version 2, and this es_cookbook reads 1'
@@ -114,7 +117,7 @@ def other_format(found: object, read: int) -> str:
 
 @contextlib.contextmanager
 def serving(what: str) -> Generator[None]:
-    """Inside, import what an endpoint needs.
+    """Say which extra to install if an import inside needs a package for servers.
 
     Raises:
         ConfigError: The extra `serve` is not installed.
@@ -127,26 +130,20 @@ def serving(what: str) -> Generator[None]:
         raise not_installed(what, error.name, "es-cookbook[serve]") from error
 
 
-_MOST_NAMES, _LONGEST_NAME = 100, 200
-"""Limits for a list of accepted names, which may come from a stranger's file."""
-
-
 def nearest(name: str, accepted: Iterable[str]) -> str:
-    """A half-sentence that lists the accepted names, the nearest to `name` first.
+    """Return a half-sentence that lists the accepted names, the nearest to `name` first.
 
     >>> nearest("fulrank", ["lowrank", "fullrank"])
     "did you mean 'fullrank'? Accepted: fullrank, lowrank"
     """
     options = sorted(accepted)
     close = closest(name, options)
-    listed = ", ".join(f"{option:.{_LONGEST_NAME}}" for option in options[:_MOST_NAMES])
-    more = f" and {len(options) - _MOST_NAMES} more" if len(options) > _MOST_NAMES else ""
-    asked = f"did you mean {close[:_LONGEST_NAME]!r}? A" if close else "a"
-    return f"{asked}ccepted: {listed}{more}"
+    asked = f"did you mean {close[:200]!r}? A" if close else "a"
+    return f"{asked}ccepted: {', '.join(options):.{_LONGEST_LIST}}"
 
 
 def did_you_mean(name: str, accepted: Iterable[str]) -> str:
-    """A clause for the end of a sentence, if a list of all accepted names would be too long.
+    """Return a clause with the nearest name, where a list of all names would be too long.
 
     >>> did_you_mean("sigma", ["seed", "optimizer.sigma"])
     "; did you mean 'optimizer.sigma'?"
@@ -155,16 +152,15 @@ def did_you_mean(name: str, accepted: Iterable[str]) -> str:
     return f"; did you mean {close!r}?" if close else ""
 
 
-def closest(name: str, options: Sequence[str], cutoff: float = 0.6) -> str | None:
-    """The option that ends in the same name, wherever it stands, else the one most alike.
+def closest(name: str, options: Sequence[str]) -> str | None:
+    """Return the option that ends in the same name, wherever it stands, else the one most alike.
 
-    None where no likeness reaches `cutoff`, from 0 to 1.
+    None if none is alike.
     """
     by_last = {option.rpartition(".")[2]: option for option in reversed(options)}
     last = name.rpartition(".")[2]
     if last in by_last:
         return by_last[last]
-    if alike := difflib.get_close_matches(name, options, n=1, cutoff=cutoff):
-        return alike[0]
-    alike = difflib.get_close_matches(last, by_last, n=1, cutoff=cutoff)
-    return by_last[alike[0]] if alike else None
+    found = difflib.get_close_matches(name, options, n=1)
+    found += [by_last[each] for each in difflib.get_close_matches(last, by_last, n=1)]
+    return found[0] if found else None

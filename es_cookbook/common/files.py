@@ -48,7 +48,7 @@ def fsync(path: Path) -> None:
 
 @contextmanager
 def whole_directory(path: Path) -> Generator[Path]:
-    """A directory to fill beside its final name; renamed at the end, or deleted after a failure."""
+    """Yield a directory to fill; it gets its name at the end, or is deleted after a failure."""
     beside = path.with_name(f".{path.name}{PARTIAL_SUFFIX}")
     shutil.rmtree(beside, ignore_errors=True)
     try:
@@ -89,13 +89,13 @@ def opened(path: Path, most: int, within: Path | None) -> BinaryIO:
 
 
 def read_file(path: Path, most: int, within: Path | None) -> bytes:
-    """The content of a file, opened by `opened`; bytes appended meanwhile are not read."""
+    """Read a file, opened by `opened`; bytes that are appended meanwhile are left out."""
     with opened(path, most, within) as file:
         return file.read(os.fstat(file.fileno()).st_size)
 
 
 def check_file(path: Path, most: int, within: Path | None) -> Path:
-    """Returns the path, for a library that opens the file itself, if `opened` accepts it."""
+    """Return the path, for a library that opens the file itself, if `opened` accepts it."""
     opened(path, most, within).close()
     return path
 
@@ -111,7 +111,7 @@ def appending(path: Path) -> TextIO:
 
 
 def opened_descriptor(path: Path, flags: int, within: Path | None) -> int:
-    """A descriptor of a regular file, created if `flags` say so; links as in `opened`.
+    """Return a descriptor of a regular file, created if `flags` say so; links as in `opened`.
 
     Raises:
         RunDirectoryError: Something else is there.
@@ -130,7 +130,7 @@ def opened_descriptor(path: Path, flags: int, within: Path | None) -> int:
 
 
 def lines(file: BinaryIO, most: int = LONGEST_LINE) -> Iterator[bytes]:
-    """The lines of a file.
+    """Yield the lines of a file.
 
     Raises:
         RunDirectoryError: One is longer than `most` bytes.

@@ -48,11 +48,8 @@ class Names(chz.factories.standard):
         functions: bool = False,
     ) -> None:
         super().__init__()
-        self._functions = functions
-        self._settings = dict(settings or {})
-        self._accepted = accepted
-        self.is_optional = False
-        self.default = default
+        self._accepted, self._settings, self._functions = accepted, settings or {}, functions
+        self.default, self.is_optional = default, False
 
     @property
     def accepted(self) -> Mapping[str, str]:
@@ -60,7 +57,7 @@ class Names(chz.factories.standard):
         return dict(sorted(self._accepted.items(), key=lambda item: item[0] != self.default))
 
     def field(self, doc: str = "", *, optional: bool = False) -> Any:  # noqa: ANN401  (as chz.field)
-        """The field of a config for such a part, with the default, or None if there is none.
+        """Return a config's field for such a part, with the default, or None if there is none.
 
         An `optional` part is None until it is chosen; on the command line, giving it a field alone
         chooses the default (`es_cookbook.common.cli`). While it is None a config does not record
@@ -73,19 +70,21 @@ class Names(chz.factories.standard):
         )
 
     def build_default(self) -> object:
-        """The default part itself."""
+        """Build the default part; None if there is none."""
         factory = self.unspecified_factory()
         return None if factory is None else factory()
 
     def unspecified_factory(self) -> Callable[..., object] | None:
-        """The factory that chz calls if only fields of the part are given, or nothing.
+        """Return the factory that chz calls if the part is not given, or only fields of it.
 
         chz asks for it in any case, so an optional part, which need not be imported, has none.
         """
-        return None if self.default is None or self.is_optional else self._load(self.default)
+        if self.default is None or self.is_optional:
+            return None
+        return self._with_settings(load(self._accepted[self.default]), self.default)
 
     def from_string(self, factory: str) -> Callable[..., object]:
-        """The class (or partial of it) that a user's word stands for.
+        """Return the class (or partial of it) that a user's word stands for.
 
         Raises:
             MetaFromString: None of that name, and lists what is accepted, the nearest first; or it
@@ -95,8 +94,8 @@ class Names(chz.factories.standard):
         try:
             for name, target in self.accepted.items():
                 if asked in (name, target, target.partition(":")[2]):
-                    return self._load(name)
-            return self._with_settings(super().from_string(factory))
+                    return self._with_settings(load(target), name)
+            return self._with_settings(super().from_string(factory), None)
         except ConfigError as error:
             raise chz.factories.MetaFromString(str(error)) from error
         except chz.factories.MetaFromString as error:
@@ -106,7 +105,7 @@ class Names(chz.factories.standard):
             raise chz.factories.MetaFromString(f"unknown name {factory!r}: {hint}") from error
 
     def settings_of(self, part: Callable[..., object], name: str | None) -> Mapping[str, object]:
-        """Fields in which a choice differs from its class's own defaults.
+        """Return the fields in which a choice differs from its class's own defaults.
 
         `name` is the one by which it was chosen, None for a class that has none.
         """
@@ -114,7 +113,7 @@ class Names(chz.factories.standard):
         return self._settings.get(name or "", {})
 
     def perform_cast(self, value: str) -> object:
-        """None, if the field may be None, and a function are values rather than names."""
+        """Return None or a function if the word stands for one; all other words are names."""
         optional = type(None) in typing.get_args(self.field_annotation)
         if optional and value in ("None", "none") and value not in self.accepted:
             return None
@@ -122,11 +121,8 @@ class Names(chz.factories.standard):
             return found
         raise CastError(f"{value!r} is a name")
 
-    def _load(self, name: str) -> Callable[..., object]:
-        return self._with_settings(load(self._accepted[name]), name)
-
     def _with_settings(
-        self, loaded: Callable[..., object], name: str | None = None
+        self, loaded: Callable[..., object], name: str | None
     ) -> Callable[..., object]:
         settings = self.settings_of(loaded, name)
         return functools.partial(loaded, **settings) if settings else loaded
@@ -135,7 +131,7 @@ class Names(chz.factories.standard):
 def with_each(
     registered: Registered, kind: type, what: str, *, optional: bool = True
 ) -> Callable[[type[_Class]], type[_Class]]:
-    """A decorator, under `chz.chz`, that adds a field for each registered part; imports none.
+    """Return a decorator, used under `chz.chz`, that adds a field for each registered part.
 
     Args:
         registered: the group.
@@ -158,6 +154,6 @@ def with_each(
 
 
 def built_field(builder: Callable[..., _T], doc: str = "", **settings: object) -> _T:
-    """The field of a config for a part, with other defaults (`settings`) than its class."""
+    """Return a config's field for a part with other defaults (`settings`) than its class."""
     factory = functools.partial(builder, **settings) if settings else builder
     return chz.field(default_factory=factory, blueprint_unspecified=factory, doc=doc)

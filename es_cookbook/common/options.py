@@ -36,7 +36,7 @@ from chz.blueprint._entrypoint import EntrypointException
 from chz.util import MISSING
 
 from es_cookbook.common.configs import may_be_called, type_name
-from es_cookbook.common.errors import ConfigError, ESCookbookError, closest, nearest
+from es_cookbook.common.errors import ConfigError, ESCookbookError, did_you_mean, nearest
 from es_cookbook.common.files import LARGEST_CONFIG, read_file
 
 # pyright: reportPrivateUsage=false
@@ -63,7 +63,6 @@ class Option(NamedTuple):
         doc: its line of documentation.
         value: its current value, as a user would type it; None if it must be given.
         accepts: accepted values, shown in brackets on the help page.
-        part: the chz class that it holds now, whose fields are options too.
         is_optional: whether it is a part that is None until it, or a field of it, is given.
     """
 
@@ -71,7 +70,6 @@ class Option(NamedTuple):
     doc: str
     value: str | None
     accepts: str
-    part: type | None
     is_optional: bool
 
 
@@ -108,14 +106,13 @@ def options_of(config: "type | chz.Blueprint[object]") -> dict[str, Option]:
                 doc=_doc_of(_class_of(whole), param.name),
                 value=_typed(spec, names),
                 accepts=_accepts(param.type, names),
-                part=_class_of(spec),
                 is_optional=getattr(factory, "is_optional", False),
             )
     return found
 
 
 def _class_of(spec: object) -> type | None:
-    """The chz class of an object, or that a class or a partial of it builds."""
+    """Return the chz class of an object, or the one that a class or a partial builds."""
     is_partial = isinstance(spec, functools.partial)
     found = cast("functools.partial[object]", spec).func if is_partial else spec
     if not chz.is_chz(found):
@@ -124,7 +121,7 @@ def _class_of(spec: object) -> type | None:
 
 
 def _doc_of(config_class: type | None, name: str) -> str:
-    """Doc of a field, from its class; if a subclass only changes the default, from its base."""
+    """Return a field's doc; from the base class if a subclass only changes the default."""
     bases = config_class.__mro__ if config_class else ()
     fields = (vars(each).get("__chz_fields__", {}).get(name) for each in bases)
     return next((field._doc for field in fields if field and field._doc), "")
@@ -170,7 +167,8 @@ def built(config: type[_Config] | _Config, given: Mapping[str, str]) -> _Config:
     blueprint, options = described(config, given)
     for path in given:
         if path not in options:
-            raise OptionError(f"unknown option {path!r}{_hint(path, options)} --help all lists all")
+            meant = did_you_mean(path, options)
+            raise OptionError(f"unknown option {path!r}{meant or ';'} --help all lists all")
     if missing := [f"{path}=..." for path, option in options.items() if option.value is None]:
         raise OptionError(f"missing {', '.join(missing)}; --help lists all options")
     try:
@@ -220,7 +218,7 @@ def described(
     chosen = {
         path: "True"
         for path, option in options.items()
-        if option.is_optional and option.part is None
+        if option.is_optional and option.value == "None"
         if any(other.startswith(f"{path}.") for other in given)
     }
     if chosen.keys() - given.keys():  # An optional part with a given field.
@@ -229,25 +227,14 @@ def described(
 
 
 def _stays(path: str, value: object, given: Mapping[str, str]) -> bool:
-    """Whether a value of a config is kept when these options are given."""
+    """Return whether a value of a config is kept when these options are given."""
     is_replaced = any(f"{path}.".startswith(f"{other}.") for other in given)
     is_inside = any(other.startswith(f"{path}.") for other in given)
     return not is_replaced and (isinstance(value, type) or not is_inside)
 
 
-def _hint(path: str, options: Mapping[str, Option]) -> str:
-    """A suggestion for an unknown option; a field of the same part if it has one."""
-    part = path.rpartition(".")[0]
-    said, known = "", list(options)
-    if part in options and options[part].part:
-        known = [other for other in known if other.startswith(f"{part}.")]
-        said = f", which {part}={options[part].value} does not have"
-    alike = closest(path, known)
-    return f"{said}; did you mean {alike!r}?" if alike else f"{said};"
-
-
 def _located(error: Exception, options: Collection[str]) -> str:
-    """An error message of a part's class, with the part's path before the name of the field.
+    """Return the message of a part's class, with the part's path before the field's name.
 
     A class does not know its path in the config. Its messages begin with the name of a field, alone
     or after the usual name of its part.

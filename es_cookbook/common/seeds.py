@@ -8,7 +8,7 @@ import hashlib
 
 
 def derive_seed(run_seed: int, purpose: str, *indices: int) -> int:
-    """A 63-bit seed that is a pure function of its arguments (BLAKE2b of their text).
+    """Return a 63-bit seed, a pure function of the arguments (BLAKE2b of their text).
 
     Distinct arguments give distinct seeds, up to a chance of n²/2⁶⁴ among n of them. Indices are
     generation, problem, attempt and so on.

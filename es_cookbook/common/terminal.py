@@ -36,7 +36,7 @@ interrupted = threading.Event()
 
 
 def program() -> str:
-    """The command before its options: `es-cookbook fork`, `python -m some.module`, `script.py`.
+    """Return the command as typed, without options: `es-cookbook fork`, `script.py`.
 
     `es_cookbook.__main__` puts its command behind the script's name, with a space between them.
     """
@@ -48,7 +48,7 @@ def program() -> str:
 
 
 def command(name: str, **options: object) -> str:
-    """The call of another command, for messages that say what to do next.
+    """Return the call of another command, for messages that say what to do next.
 
     >>> command("resume", log_path="my runs/a", num_generations=9).partition(" resume ")[2]
     "log_path='my runs/a' num_generations=9"
@@ -64,7 +64,7 @@ _screen: TextIO | None = None
 
 @contextlib.contextmanager
 def as_program() -> Generator[None]:
-    """Inside, this process is a command that was started in a terminal, and `say` prints."""
+    """Make `say` print inside: this process is a command that was started in a terminal."""
     global _is_program
     before, _is_program = _is_program, True
     say_once.cache_clear()
@@ -75,7 +75,7 @@ def as_program() -> Generator[None]:
 
 
 def is_program() -> bool:
-    """Whether this is inside `as_program`; False in a script that uses parts of the package."""
+    """Return whether this is inside `as_program`; False in a script that uses the package."""
     return _is_program
 
 
@@ -92,18 +92,18 @@ def say(sentence: str) -> None:
 
 @functools.cache
 def say_once(sentence: str) -> None:
-    """The same, once per command."""
+    """Print a line as `say` does, but only once per command."""
     say(sentence)
 
 
 def screen() -> TextIO:
-    """Stderr as the user sees it, also within `stderr_into`."""
+    """Return stderr as the user sees it, also within `stderr_into`."""
     return _screen or sys.stderr
 
 
 @contextlib.contextmanager
 def stderr_into(stream: TextIO) -> Generator[None]:
-    """Inside, stderr is written to `stream`, except for prints on `screen`."""
+    """Redirect stderr to `stream` inside, except for prints on `screen`."""
     global _screen
     before, _screen = _screen, screen()
     try:
@@ -117,7 +117,7 @@ def stderr_into(stream: TextIO) -> Generator[None]:
 def handled(
     numbers: Iterable[int], handler: Callable[[int, FrameType | None], Any]
 ) -> Generator[None]:
-    """Inside, these signals have this handler; does nothing outside the main thread."""
+    """Handle these signals by this handler inside; does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -139,7 +139,7 @@ def leave(code: int) -> None:
 
 @contextlib.contextmanager
 def until_stdout_closes() -> Generator[None]:
-    """Inside, the program ends quietly when its stdout is closed: `... --help | head -1`.
+    """End the program quietly if its stdout is closed inside, as by `... --help | head -1`.
 
     Raises:
         SystemExit: With the shell's code for a closed pipe, 141.
@@ -157,12 +157,12 @@ def until_stdout_closes() -> Generator[None]:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text has no surrogates, which stand for undecodable bytes of names."""
+    """Return whether a text has no surrogates, which stand for undecodable bytes of names."""
     return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def printable(text: str) -> str:
-    r"""Text with control characters escaped, so that a terminal shows and never obeys them.
+    r"""Escape control characters, so that a terminal shows and never obeys them.
 
     >>> printable("\x1b[31mred\n")
     '\\x1b[31mred\n'
@@ -171,7 +171,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""The same on one line: newlines are escaped too, and backslashes, so it is reversible.
+    r"""Escape newlines and backslashes too, so that the text is one line and reversible.
 
     >>> one_line("a\\b\n")
     'a\\\\b\\n'
@@ -187,7 +187,7 @@ def _visible(character: str) -> str:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table as Markdown.
+    """Return a table as Markdown.
 
     >>> print(markdown(["a", "b"], [["1", "2"]]))
     | a | b |
@@ -199,7 +199,7 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """A count of something.
+    """Return a count with its noun.
 
     >>> plural(1, "generation"), plural(0, "step"), plural(2, "GPU")
     ('1 generation', '0 steps', '2 GPUs')
@@ -208,7 +208,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def show_bytes(number: float) -> str:
-    """A size in the largest unit that fits: 1.5 KiB."""
+    """Return a size in the largest unit that fits: 1.5 KiB."""
     for unit in ("B", "KiB", "MiB"):
         if number < 1024:
             return f"{number:.{0 if unit == 'B' else 1}f} {unit}"

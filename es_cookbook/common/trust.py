@@ -51,7 +51,7 @@ _Named = type | FunctionType | BuiltinFunctionType
 
 
 def reference(thing: Callable[..., object]) -> str:
-    """The "module:qualname" of an importable class or function; also what `resolve` takes.
+    """Return the "module:qualname" of an importable class or function, as `resolve` takes it.
 
     >>> import json
     >>> reference(json.JSONDecoder)
@@ -104,7 +104,7 @@ def resolve(text: str, trust: Collection[str] = ()) -> Callable[..., object]:
 
 
 def load(text: str) -> Callable[..., object]:
-    """The class or function that an installed distribution has registered as "module:name".
+    """Import the class or function that a distribution has registered as "module:name".
 
     Raises:
         ConfigError: It cannot be imported, or is not there; names the distribution. Or its name is
@@ -121,7 +121,7 @@ def load(text: str) -> Callable[..., object]:
 
 
 def source_of(text: str) -> Path | None:
-    """The file of a "module:name"; None if there is none. Nothing is imported."""
+    """Return the file of a "module:name" without importing it; None if there is none."""
     package, *inner = text.partition(":")[0].split(".")
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
@@ -132,19 +132,19 @@ def source_of(text: str) -> Path | None:
 
 
 def is_own(text: str) -> bool:
-    """Whether a "module:qualname" is of es_cookbook itself, also as the program that was run."""
+    """Return whether a "module:qualname" is of es_cookbook, also as the program that was run."""
     return _belongs_to(_with_real_module(text).partition(":")[0], (_OWN,))
 
 
 def _with_real_module(text: str) -> str:
-    """A "module:qualname" in which the module that was run has its real name, if it has one."""
+    """Return a "module:qualname" with the real name of the module that was run, if any."""
     module_name, colon, qualname = text.partition(":")
     real_name = _name_of_main() if module_name in _MAIN else None
     return f"{real_name or module_name}{colon}{qualname}"
 
 
 def typed(text: str) -> Callable[..., object]:
-    """The class or function that a user typed as "module:name" or "path/to/script.py:name".
+    """Import the class or function that a user typed: "module:name" or "path/script.py:name".
 
     A module's file in the current directory is taken as a script. Typed names are trusted.
 
@@ -160,7 +160,7 @@ def typed(text: str) -> Callable[..., object]:
 
 
 def trusted_modules(trust: Collection[str]) -> tuple[str, ...]:
-    """Names of the packages and modules that a user trusts; a script, given by path, is a module.
+    """Return the modules and packages that a user trusts; a script, given by path, is a module.
 
     Other words (an address, a repository) stay as they are.
 
@@ -171,14 +171,14 @@ def trusted_modules(trust: Collection[str]) -> tuple[str, ...]:
 
 
 def script_of(module_name: str) -> Path | None:
-    """The file of a module that is a script: the one that was run, or one that is trusted."""
+    """Return the file of a module if it is a script that was run or is trusted, else None."""
     main = sys.modules["__main__"]
     is_main = module_name == _name_of_main() and main.__spec__ is None
     return Path(str(main.__file__)) if is_main else _scripts.get(module_name)
 
 
 def _module_of(path: Path) -> str:
-    """The name under which a script can be imported from now on."""
+    """Make a script importable, and return its name as a module."""
     name, here = path.stem, path.resolve()
     if not (path.is_file() and _IDENTIFIER.fullmatch(name)):
         raise ConfigError(f"there is no script {path} with a name that Python can import")
@@ -222,7 +222,7 @@ def refuse_while_imported() -> None:
 
 
 def _belongs_to(module_name: str, packages: Collection[str]) -> bool:
-    """Whether a module is one of these packages or modules, or inside of one."""
+    """Return whether a module is one of these packages or modules, or inside one."""
     return any(module_name == name or module_name.startswith(f"{name}.") for name in packages)
 
 
@@ -236,13 +236,12 @@ def _check_trusted(module_name: str, packages: Collection[str], text: str) -> No
 
 
 def _defined(module: ModuleType, qualname: str, text: str) -> _Named:
-    """The object of this name in a module, looked up through classes alone; never inherited."""
+    """Look up a name in a module, through classes alone; inherited names do not count."""
     found: object = module
-    for depth, piece in enumerate(qualname.split(".")):
-        if depth and not isinstance(found, type):
-            raise ConfigError(f"{text} leads through something that is not a class")
-        if piece not in vars(found):
-            hint = did_you_mean(piece, vars(found))
+    for piece in qualname.split("."):
+        known = vars(found) if found is module or isinstance(found, type) else {}
+        if piece not in known:
+            hint = did_you_mean(piece, known)
             raise ConfigError(f"{text.partition(':')[0]} has nothing called {qualname}{hint}")
         found = getattr(found, piece)
     if not isinstance(found, _Named):
@@ -268,7 +267,7 @@ class Reached(NamedTuple):
 
 
 def needs_trust(word: Callable[[Any], str | None], does: str) -> dict[str, object]:
-    """Metadata of a field that reaches something.
+    """Return the metadata of a field that reaches something.
 
     Args:
         word: returns what `trust=` has to name, given the object that has the field; None if its
@@ -315,7 +314,7 @@ def check_reached(
 
 
 def is_plain_option(value: object) -> bool:
-    """Whether an option of a library is a number, true, false, None, or a list of these.
+    """Return whether a library's option is a number, true, false, None, or a list of these.
 
     Text could be a path or the name of a module, so a config from a file needs trust for it.
 

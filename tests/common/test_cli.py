@@ -117,7 +117,7 @@ def test_options_are_split_between_a_command_and_a_run() -> None:
         ("optimizer=ess", "optimizer=ess: unknown name 'ess': did you mean 'es'? Accepted: "),
         (
             "optimizer.sigme=3",
-            "'optimizer.sigme', which optimizer=es does not have; did you mean 'optimizer.sigma'?",
+            "unknown option 'optimizer.sigme'; did you mean 'optimizer.sigma'? --help all lists",
         ),
         ("learning_rate=1", "option 'learning_rate'; did you mean 'optimizer.learning_rate'?"),
         ("nothing_like_it=1", "unknown option 'nothing_like_it'; --help all lists all"),
@@ -127,7 +127,6 @@ def test_options_are_split_between_a_command_and_a_run() -> None:
         ("...sigma=1", "unknown option '...sigma'; did you mean 'optimizer.sigma'?"),
         ("--seed", "an option is written name=value, found '--seed'"),
         ("pool=yes", "pool=yes: it must be RayPoolBuilder | None"),
-        ("log_path=\udcff", r"an option must be text in UTF-8, found 'log_path=\udcff'"),
     ],
 )
 def test_a_mistyped_option_gets_one_sentence_with_the_nearest_and_code_2(

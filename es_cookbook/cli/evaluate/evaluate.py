@@ -115,7 +115,7 @@ class EvaluateConfig(OnProblems):
 def resolve(
     config: OnProblems, fields: Mapping[str, str], attempts: int | None = None
 ) -> tuple[Setting, Subject]:
-    """Resolve the setting and the subject of a measurement; only inside `run_cli`.
+    """Return the setting and the subject of a measurement; call it inside `run_cli`.
 
     Args:
         config: config of the command.
@@ -137,7 +137,7 @@ def resolve(
 
 
 def _voting(config: EvaluateConfig, setting: Setting, subject: Subject) -> tuple[Setting, Subject]:
-    """The best genomes of a run in place of its centre, one attempt each."""
+    """Return a subject for the best genomes of a run, one attempt each, instead of its centre."""
     run = subject.run
     if run is None:
         raise ConfigError("voters are genomes, and a run of gradients has none: leave voters out")
@@ -187,7 +187,7 @@ def _task(
     fields: Mapping[str, str],
     model_name: str | None = None,
 ) -> RunConfig:
-    """The Config that gives the problems, the sampling options, and the engine of a model."""
+    """Return the Config that gives the problems, the sampling options and a model's engine."""
     if run is not None and not config.recipe:
         return built(run, fields)
     if not config.recipe and not fields.keys() & {"dataset", "dataset.source"}:
@@ -221,7 +221,7 @@ def _setting(
 def _of_run(
     name: str, run: RecordedRun, generation: int | None, fields: Mapping[str, str]
 ) -> Subject:
-    """A run at a generation; for a run of gradients, its last checkpoint or its base as a model."""
+    """Return a run at a generation; of a gradient run, its last checkpoint or its base."""
     config = run.config
     given = {path: text for path, text in fields.items() if _first(path) == "engine"}
     engine, trained = built(config, given).engine, Path(name)
@@ -236,7 +236,7 @@ def _of_run(
 
 
 def _against(config: EvaluateConfig, first: Subject, fields: Mapping[str, str]) -> list[Subject]:
-    """The first subject, and what it is compared with."""
+    """Return the first subject and the subject that it is compared with."""
     against = "@0" if config.against == "base" else config.against
     matched = re.fullmatch(r"(.*)@(\d+)", against)
     name, generation = (matched[1], int(matched[2])) if matched else (against, None)
@@ -275,7 +275,7 @@ def _first(path: str) -> str:
 
 
 def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
-    """Evaluate, write the file, and print the table; only inside `run_cli`.
+    """Evaluate, write the file, and print the table; call it inside `run_cli`.
 
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
@@ -321,7 +321,7 @@ def _voted(evaluation: Evaluation, metric: str) -> Evaluation:
 
 
 def _check_model(config: EvaluateConfig, subject: Subject) -> None:
-    """Fetch a model before another one is measured, which may take long."""
+    """Fetch a model before another one is measured, because measuring may take long."""
     try:
         model_directory(subject.model_name)
     except ModelError as error:

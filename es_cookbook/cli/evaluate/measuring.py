@@ -128,7 +128,7 @@ async def measure(subjects: Sequence[Subject], setting: Setting) -> list[Evaluat
 
 
 def subject_of(config: RunOrModel, engine: EngineBuilder | None, who: Target = "centre") -> Subject:
-    """A run at a generation, or a model, on an engine.
+    """Return a subject: a run at a generation, or a model, on an engine.
 
     Raises:
         ESCookbookError: There is no such run, or no such genome in it.
@@ -149,7 +149,7 @@ def subject_of(config: RunOrModel, engine: EngineBuilder | None, who: Target = "
 
 @asynccontextmanager
 async def opened(subject: Subject) -> AsyncGenerator[tuple[Engine, RebuiltRun | None]]:
-    """Yields an engine with the model, and for a run the rebuilt run."""
+    """Yield an engine with the model, and the rebuilt run if the subject is one."""
     say(f"{subject.name}: loading {subject.model_name} on {subject.engine.name}")
     if subject.run is not None:
         rebuilt = await rebuild(subject.run, subject.engine)
@@ -163,7 +163,7 @@ async def opened(subject: Subject) -> AsyncGenerator[tuple[Engine, RebuiltRun | 
 
 
 async def problems_of(setting: Setting, engine: Engine) -> Sequence[EnvGroupBuilder]:
-    """The problems to attempt, checked.
+    """Return the problems to attempt, after checking them.
 
     Raises:
         ConfigError: There are none.
@@ -220,7 +220,7 @@ async def _evaluation(
 
 
 def _as_attempts(group: TrajectoryGroup) -> TrajectoryGroup:
-    """One attempt of each genome as the attempts of one policy."""
+    """Return results in which the genomes' single attempts count as attempts of one policy."""
     given_G_K = group.group_rewards_G_K
     return dataclasses.replace(
         group,
@@ -236,7 +236,7 @@ def _said_last(trajectory: Trajectory | LostRollout) -> str:
 def trained_on(
     subject: Subject, generation: int, problems_P: Sequence[EnvGroupBuilder]
 ) -> int | None:
-    """Number of problems that a run may have trained on by this generation; None if unknown."""
+    """Return how many problems a run may have trained on by this generation; None if unknown."""
     if subject.trained is None or (subject.run is not None and generation == 0):
         return None if subject.trained is None else 0
     known = read_trained_on(subject.trained)

@@ -61,7 +61,7 @@ def compared(first: Results, second: Results, seed: int) -> list[Comparison]:
 
 
 def report(found: Measured, metric: str) -> str:
-    """The whole page; `metric` is shown by tag and compared in words."""
+    """Return the whole page; `metric` is also shown by tag and compared in words."""
     evaluation, estimates = found.evaluation, found.estimates
     attempts = evaluation.results.attempts
     parts = [_heading(found.setting, evaluation), _table(estimates["all"], metric)]
@@ -78,7 +78,7 @@ def report(found: Measured, metric: str) -> str:
 
 
 def answers_text(evaluations: Sequence[Evaluation], count: int) -> str:
-    """Answers to the first few problems, with their rewards."""
+    """Return the answers to the first few problems, with their rewards."""
     lines: list[str] = []
     for p, name in enumerate(evaluations[0].results.names_P[:count]):
         lines += ["", one_line(name)]
@@ -97,7 +97,7 @@ def _when(evaluation: Evaluation) -> str:
 
 
 def _heading(setting: Setting, evaluation: Evaluation) -> str:
-    """Heading: the model that was measured, the problems and the sampling."""
+    """Return the heading: the model that was measured, the problems and the sampling."""
     config, count = setting.config, len(evaluation.results.names_P)
     which = "held-out problem" if setting.split == "test" else "training problem"
     temperature = config.eval_temperature
@@ -115,7 +115,7 @@ def _heading(setting: Setting, evaluation: Evaluation) -> str:
 
 
 def _not_held_out(setting: Setting, evaluation: Evaluation) -> str:
-    """A note on held-out problems that the run trains on, if any."""
+    """Return a note on held-out problems that the run trains on; "" if there are none."""
     name, known = evaluation.name, evaluation.trained_on
     if setting.split == "train" or known == 0 or (known is None and not evaluation.generation):
         return ""
@@ -134,7 +134,7 @@ def _table(estimates: Mapping[str, Estimate], metric: str) -> str:
 
 
 def _place(name: str, metric: str) -> tuple[bool, bool, bool]:
-    """Sort key: the requested metric first, then pass@k, then the reward."""
+    """Return a sort key: the requested metric first, then pass@k, then the reward."""
     return name != metric, "@" not in name, name != REWARD
 
 
@@ -151,7 +151,7 @@ def _by_tag(estimates: Mapping[str, Estimate], metric: str) -> str:
 
 
 def _lost(lost: Mapping[str, int], num_rollouts: int) -> str:
-    """Number of lost rollouts, and the most frequent reasons."""
+    """Return the number of lost rollouts and the most frequent reasons."""
     lines = [f"lost: {sum(lost.values())} of {plural(num_rollouts, 'rollout')}, left out above"]
     most = sorted(lost.items(), key=lambda item: -item[1])[:5]
     lines += [_wrapped(f"{number} x {reason:.300}", indent="  ") for reason, number in most]
@@ -159,7 +159,7 @@ def _lost(lost: Mapping[str, int], num_rollouts: int) -> str:
 
 
 def _comparison(title: str, comparisons: Sequence[Comparison], metric: str, attempts: int) -> str:
-    """All metrics of two evaluations as a table, and one metric in words."""
+    """Return all metrics of two evaluations as a table, and one metric in words."""
     lines = [
         _wrapped(title),
         f"{'':<{_NAME}}{'this':>11}{'other':>11}{'difference':>11}   95 % interval",
@@ -179,7 +179,7 @@ def _comparison(title: str, comparisons: Sequence[Comparison], metric: str, atte
 
 
 def compared_line(found: Comparison) -> str:
-    """A line of the table of comparisons."""
+    """Return a line of the table of comparisons."""
     share = found.is_share
     numbers = [_number(value, share) for value in (found.first, found.second)]
     numbers.append(_number(found.difference, share, signed=True))
@@ -188,7 +188,7 @@ def compared_line(found: Comparison) -> str:
 
 
 def _notes(estimates: Mapping[str, Estimate], comparisons: Sequence[Comparison]) -> str:
-    """Warnings about intervals and means that mislead."""
+    """Return warnings about intervals and means that mislead."""
     notes: list[str] = []
     most = max((estimate.answers for estimate in estimates.values()), default=0)
     if some := ", ".join(name for name, each in estimates.items() if each.answers < most):
@@ -206,7 +206,7 @@ def _notes(estimates: Mapping[str, Estimate], comparisons: Sequence[Comparison])
 
 
 def _number(value: float, is_share: bool, signed: bool = False) -> str:
-    """A value; shares in percent, differences of shares in percentage points."""
+    """Return a value as text: shares in percent, differences of shares in percentage points."""
     if not math.isfinite(value):
         return "unknown"
     sign = "+" if signed else ""
@@ -238,7 +238,7 @@ def _wrapped(text: str, indent: str = "") -> str:
 
 
 def to_json(found: Measured) -> str:
-    """Everything that was measured, as JSON; unknown numbers are null."""
+    """Return everything that was measured as JSON; unknown numbers are null."""
     setting, evaluation, config = found.setting, found.evaluation, found.setting.config
     plain = {
         "format": FORMAT,

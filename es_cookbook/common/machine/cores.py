@@ -38,7 +38,7 @@ _IGNORED = 0.25
 
 
 def num_cores() -> int:
-    """Threads for products: one per core that this process may use, or OMP_NUM_THREADS, if set.
+    """Return the threads for products: OMP_NUM_THREADS, or one per core that may be used.
 
     All that counts threads obeys that variable, so it is how several engines share a machine.
     """
@@ -47,7 +47,7 @@ def num_cores() -> int:
 
 
 def core_share(root: Path = _ROOT) -> float:
-    """This process's share of the machine: `SHARE`, or that of the CPUs OMP_NUM_THREADS asks for.
+    """Return this process's share of the machine: `SHARE`, or by OMP_NUM_THREADS.
 
     Hyper-threads count, as they do for clusters that place engines: the shares of engines that take
     every CPU add up to 1.
@@ -59,27 +59,27 @@ def core_share(root: Path = _ROOT) -> float:
 
 
 def _asked() -> int | None:
-    """Threads that OMP_NUM_THREADS asks for."""
+    """Return the threads that OMP_NUM_THREADS asks for; None if it is not set."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return int(asked) if asked.isdigit() and int(asked) > 0 else None
 
 
 def threads_of(cpus: Collection[int]) -> int:
-    """Threads for a process that is given some of the CPUs that this one may run on."""
+    """Return the threads for a process that is given some of the CPUs of this one."""
     mine = allowed_cpus()
     share = usable_cores(mine) * len(cpus) // max(1, len(mine))
     return max(1, min(share, num_cores()))
 
 
 def allowed_cpus() -> frozenset[int]:
-    """CPUs that this process may run on, hyper-threads included."""
+    """Return the CPUs that this process may run on, hyper-threads included."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 
 
 def core_groups(cpus: Collection[int], root: Path = _ROOT) -> list[tuple[int, ...]]:
-    """The CPUs of each core, as far as they are among some; each is a core if nothing is known."""
+    """Group CPUs by core; each is a core by itself if nothing is known."""
     groups: dict[frozenset[int], tuple[int, ...]] = {}
     for cpu in sorted(cpus):
         topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
@@ -112,7 +112,7 @@ def _within_quota(count: int, root: Path) -> int:
 
 
 def _numbers(path: Path) -> set[int]:
-    """The numbers in a list such as "0,4-7"; empty if the file is missing or invalid."""
+    """Return the numbers in a list such as "0,4-7"; empty if the file is missing or invalid."""
     try:
         spans = [part.split("-") for part in path.read_text("utf-8").strip().split(",")]
         return {n for span in spans for n in range(int(span[0]), int(span[-1]) + 1)}
@@ -121,7 +121,7 @@ def _numbers(path: Path) -> set[int]:
 
 
 def _performance_cores() -> int | None:
-    """Apple's performance cores (the others are a third as fast); None if unknown."""
+    """Return the number of Apple's performance cores (others are a third as fast), if known."""
     from es_cookbook.common.machine.processes import ran  # Most runs start no processes.
 
     asked = ["/usr/sbin/sysctl", "-n", "hw.perflevel0.physicalcpu"]
@@ -132,7 +132,7 @@ def _performance_cores() -> int | None:
 
 
 def cpu_quota(root: Path = _ROOT) -> float:
-    """CPUs whose time all threads together may use, infinite without a limit.
+    """Return how many CPUs' time all threads together may use, infinite without a limit.
 
     Docker's `--cpus=2` and Kubernetes' `limits.cpu` are quotas: the process still sees, and may
     run on, all CPUs of the machine.
@@ -143,17 +143,17 @@ def cpu_quota(root: Path = _ROOT) -> float:
 
 
 def memory_limit(root: Path = _ROOT) -> float:
-    """Bytes that all groups around this process allow it, infinite without a limit."""
+    """Return the bytes that control groups allow this process, infinite without a limit."""
     return min((limit for limit, _ in _memory(root)), default=math.inf)
 
 
 def memory_left(root: Path = _ROOT) -> float:
-    """Bytes that they still leave; caches of files count as free."""
+    """Return the bytes that control groups still leave; caches of files count as free."""
     return max(0.0, min((left for _, left in _memory(root)), default=math.inf))
 
 
 def _memory(root: Path) -> list[tuple[float, float]]:
-    """Limit and what is left of it, of each group that has one."""
+    """Return the limit of each control group that has one, and what is left of it."""
     found: list[tuple[float, float]] = []
     for group in _groups(root):
         limit, used = (_words(group / f"memory.{name}") for name in ("max", "current"))
@@ -165,7 +165,7 @@ def _memory(root: Path) -> list[tuple[float, float]]:
 
 
 def _groups(root: Path) -> list[Path]:
-    """The directories of the control groups of this process, its own first."""
+    """Return the directories of the control groups of this process, the innermost first."""
     lines = _words(root / "proc/self/cgroup")
     paths = [line.removeprefix("0::/") for line in ("0::/", *lines) if line.startswith("0::/")]
     inside = [group for path in map(PurePosixPath, paths) for group in (path, *path.parents)]

@@ -158,15 +158,10 @@ class Process(asyncio.SubprocessProtocol):
         with anyio.move_on_after(_SECONDS_TO_CLOSE):
             await self._is_silent.wait()
 
-    def interrupt(self) -> None:
-        """Send it SIGINT, as Ctrl-C does."""
-        with contextlib.suppress(ProcessLookupError):
-            self._transport.send_signal(signal.SIGINT)
-
-    def kill(self) -> None:
-        """Kill it, and all of its group."""
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to the process and all of its group: SIGINT, as Ctrl-C does, or SIGKILL."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+            os.killpg(self.pid, number)
 
     async def end(self) -> None:
         """Kill it, and wait until it is gone."""
@@ -186,7 +181,7 @@ class Process(asyncio.SubprocessProtocol):
         return self._transport.get_returncode()
 
     def how(self) -> str:
-        """A clause about how it ended, and the last lines of its standard error."""
+        """Return a clause about how it ended, and the last lines of its standard error."""
         code = self.exit_code or 0
         ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else ""
         lines = self._kept.decode(errors="replace").strip().splitlines()[-_LINES_SHOWN:]
@@ -215,13 +210,13 @@ def command_of(text: str, option: str) -> tuple[str, ...]:
 
 @functools.cache
 def _dying_first() -> Sequence[str]:
-    """Prefix of a command that is killed with this process, and before it if memory runs out."""
+    """Return the prefix of a command that dies with this process, or before it without memory."""
     ways = ("setpriv", "--pdeathsig", "KILL", "--"), ("choom", "-n", "1000", "--")
     return [word for way in ways if _works(way) for word in way]
 
 
 def _works(way: Sequence[str]) -> bool:
-    """Whether this prefix works here; containers may forbid it."""
+    """Return whether this prefix works here; containers may forbid it."""
     try:
         return ran([*way, "true"])[0] == 0
     except OSError:

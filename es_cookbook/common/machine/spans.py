@@ -16,11 +16,11 @@ class Spans:
     """
 
     def add(self, track: str, name: str, began: float, ended: float) -> None:
-        """`track` (an engine, a lane) did `name` all the time."""
+        """Record that `track` (an engine, a lane) did `name` from `began` to `ended`."""
 
     @contextmanager
     def span(self, track: str, name: str) -> Generator[None]:
-        """Inside, `track` does `name`."""
+        """Record the time that is spent inside: `track` does `name`."""
         began = time.perf_counter()
         try:
             yield

@@ -116,7 +116,7 @@ class RayPoolBuilder(EngineBuilder):
     def _ranges(self) -> None:
         check_range(self, "num_engines", "num_cpus", above=0, prefix="engine.")
         timeouts = ("request_timeout", "start_timeout")
-        check_range(self, *timeouts, above=0, finite=False, prefix="engine.")
+        check_range(self, *timeouts, above=0, prefix="engine.")
         if self.num_gpus is not None and not (
             0 <= self.num_gpus <= 1 or self.num_gpus == int(self.num_gpus) > 0
         ):

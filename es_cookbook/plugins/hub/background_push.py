@@ -65,7 +65,7 @@ class HubPush(TrackerBuilder):
     @chz.validate
     def _ranges(self) -> None:
         check_repo_id(self.repo_id)
-        check_range(self, "timeout", above=0, finite=False)
+        check_range(self, "timeout", above=0)
         check_range(self, "every", at_least=1)
         if not _BRANCH.fullmatch(self.revision_of(0)):
             raise ConfigError(

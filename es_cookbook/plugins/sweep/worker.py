@@ -94,7 +94,7 @@ async def train(config: Config, share: Share, output: Path) -> str:
         await process.exited()
     finally:
         with anyio.CancelScope(shield=True):
-            process.interrupt()
+            process.kill(signal.SIGINT)
             with anyio.move_on_after(_SECONDS_TO_END):
                 await process.exited()
             await process.end()
