@@ -5,9 +5,10 @@
 prints what is wrong, and nothing if all is well. There are two checks:
 
 - `docs/figures.toml` lists quotes by page. The numbers of a quote, from left to right, are those of
-  its sources in `benchmarks/results`, rounded as they are quoted. A source is "FILE | ROW" or
-  "FILE | ROW | FACTOR"; "seed *" in it stands for seeds 0, 1 and 2. It is empty for a number
-  that is no measurement, such as a setting.
+  its sources, rounded as they are quoted. A source is "FILE | ROW" of `benchmarks/results`, or
+  "RUN before | METRIC" or "RUN after | METRIC", the first or the last metrics that were recorded of
+  a recipe's run (`benchmarks.recipes`); " | FACTOR" may follow. "seed *" stands for seeds 0, 1 and
+  2. A source is empty for a number that is no measurement, such as a setting, or not recorded.
 - Each section with a measured figure names where it comes from: a command, a file of results, a
   paper, or the lab notes, for results of which no file was kept.
 """
@@ -17,6 +18,9 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from benchmarks.recipes import DATA
+from es_cookbook.runs.tracking.jsonl import read_metrics
 
 ROOT = Path(__file__).parents[1]
 QUOTES = Path(__file__).with_suffix(".toml")
@@ -76,8 +80,13 @@ def is_rounded(number: str, value: float) -> bool:
 def value_of(source: str, root: Path = ROOT) -> float:
     """Return the value of a source, times its factor."""
     name, row, *factor = source.split(" | ")
-    result = json.loads((root / f"benchmarks/results/{name}.json").read_text(encoding="utf-8"))
-    (value,) = (each["value"] for each in result["rows"] if each["name"] == row)
+    name, _, when = name.partition(" ")
+    if when:
+        lines = list(read_metrics(DATA / f"{name}.jsonl"))
+        value = lines[{"before": 0, "after": -1}[when]][row]
+    else:
+        result = json.loads((root / f"benchmarks/results/{name}.json").read_text(encoding="utf-8"))
+        (value,) = (each["value"] for each in result["rows"] if each["name"] == row)
     return value * float(factor[0] if factor else 1)
 
 
