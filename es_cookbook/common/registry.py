@@ -76,9 +76,11 @@ def part(group: str, name: str) -> EntryPoint:
         kind = group.removesuffix("s").replace("_", " ")
         every = " and by ".join(map(whose, (found, *others)))
         raise ConfigError(f"{kind} {name!r} is registered by {every}; uninstall one of them")
+    if is_own(found):
+        return found
     entries = distribution_of(found).entry_points
     made_for = sorted(each.name for each in entries if each.group == _API_GROUP)
-    if not is_own(found) and API not in made_for:
+    if API not in made_for:
         said = f"version {', '.join(made_for)}" if made_for else "no version"
         raise ConfigError(
             f"{distribution_of(found).name} is made for {said} of the interface that plug-ins have "
