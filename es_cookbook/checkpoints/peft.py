@@ -95,13 +95,13 @@ def read_adapter(path: Path, weights: Mapping[str, tuple[int, int]]) -> StoredAd
     if not stored:
         raise ModelError(f"search_space.start: {str(path / _WEIGHTS)!r} holds no tensors")
     lora = LoRA(config["r"], float(config["lora_alpha"]), bool(config.get("use_rslora")))
-    targets = cast("list[str]", config.get("target_parameters") or [])
-    adapted = {
-        name: shape
-        for name, shape in weights.items()
-        if f"{_PREFIX}{factor_names(name)[0]}" in stored
-        or (split_member(name)[1] is not None and _targeted(split_member(name)[0], targets))
-    }
+    targets = tuple(f".{each}" for each in config.get("target_parameters") or [])
+    adapted: dict[str, tuple[int, int]] = {}
+    for name, shape in weights.items():
+        parameter, expert = split_member(name)
+        is_targeted = expert is not None and f".{parameter}".endswith(targets)
+        if is_targeted or f"{_PREFIX}{factor_names(name)[0]}" in stored:
+            adapted[name] = shape
     needed = _stored_shapes(adapted, lora.rank, _num_experts(adapted))
     if needed != stored:
         wrong = sorted(needed.items() ^ stored.items())[0][0]
@@ -266,11 +266,6 @@ def _stored_shapes(
         ranks = rank * num_experts.get(parameter, 1)
         shapes |= zip(keys[parameter], ((ranks, columns), (rows, ranks)), strict=True)
     return shapes
-
-
-def _targeted(parameter: str, targets: Collection[str]) -> bool:
-    """Whether PEFT would target this parameter."""
-    return any(f".{parameter}".endswith(f".{target}") for target in targets)
 
 
 def target_modules(adapted: Collection[str], modules: Collection[str]) -> list[str]:

@@ -268,7 +268,7 @@ class RayPool(_AskingHost, Engine):
         try:
             yield lent
         finally:
-            self._give_back(lent.member)
+            self._free.put_nowait(lent.member)
 
     async def borrow(self) -> Member:
         """The next engine that is free.
@@ -282,23 +282,6 @@ class RayPool(_AskingHost, Engine):
                 return member
         self._free.put_nowait(None)  # Wakes the next task that waits.
         raise self._none_left()
-
-    def _give_back(self, member: Member) -> None:
-        if member.lost is None:
-            self._free.put_nowait(member)
-
-    async def _borrow_all(self) -> list[Member]:
-        """All engines that are free; waits for one.
-
-        Raises:
-            EngineError: None is left.
-        """
-        free = [await self.borrow()]
-        while not self._free.empty():
-            member = self._free.get_nowait()
-            if member is not None and member.lost is None:
-                free.append(member)
-        return free
 
     @override
     @asynccontextmanager
@@ -321,17 +304,18 @@ class RayPool(_AskingHost, Engine):
             DisagreementError: An engine differs from the others after it was restored, too.
             EngineError: No engine is left.
         """
-        free = await self._borrow_all()
+        free = [await self.borrow()]
+        while not self._free.empty():
+            free += filter(None, [self._free.get_nowait()])
         try:
             async with self._moving:
                 self._ledger.steps.append(encode_step(step))
                 self._ledger.spans = self.spans
-                position = len(self._ledger.steps)
-                await self._agree(await _each(Member.catch_up, free), position)
+                await self._agree(await _each(Member.catch_up, free), len(self._ledger.steps))
         finally:
             for member in free:
-                self._give_back(member)
-        return await self._moved(position)
+                self._free.put_nowait(member)
+        return await self._moved()
 
     @override
     async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
@@ -342,18 +326,14 @@ class RayPool(_AskingHost, Engine):
             self._ledger.fingerprints.clear()
             self._ledger.snapshot = None if snapshot is None else str(snapshot.absolute())
             await self._agree(await _each(Member.restore, self.members), len(plain))
-        return await self._moved(len(plain))
+        return await self._moved()
 
-    async def _moved(self, position: int) -> int:
-        """The fingerprint after `position` steps; all lost engines are started again."""
+    async def _moved(self) -> int:
+        """The centre's fingerprint; all lost engines are started again."""
+        position = len(self._ledger.steps)
         while position not in self._ledger.fingerprints:  # All that were to move are lost.
-            await self._any_member()
-            member = await self.borrow()
-            try:
-                with suppress(EngineLostError):
-                    await self.bring(member, position)
-            finally:
-                self._give_back(member)
+            async with self.lend(position) as host:
+                await host.load([])
         places, self._vacant = self._vacant, []
         self._restarts_left = max(self._ledger.max_restarts, len(places))  # At least one for each.
         for place in places:

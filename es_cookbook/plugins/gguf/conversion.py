@@ -175,7 +175,8 @@ def _quiet() -> Generator[None]:
 
 def _write_model(path: Path, header: Header, directory: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedTokenizerFast
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+    from transformers.utils.quantization_config import GgufConfig
 
     # Alone in a directory, so that nothing beside the file is read with it.
     link = directory / f"model{SUFFIX}"
@@ -187,7 +188,8 @@ def _write_model(path: Path, header: Header, directory: Path) -> None:
         )
     needed = sum(parameter.numel() for parameter in model.parameters())
     # The last layers may be there to guess several tokens at once.
-    layers = range(config.num_hidden_layers, _block_count(header.metadata))
+    blocks = cast(int, header.metadata[f"{header.metadata['general.architecture']}.block_count"])
+    layers = range(config.num_hidden_layers, blocks)
     aside = (ROPE_FACTORS, *(f"blk.{n}." for n in layers))
     there = sum(math.prod(t.shape) for n, t in header.tensors.items() if not n.startswith(aside))
     if needed != there:
@@ -387,7 +389,3 @@ def _end_tokens(metadata: Mapping[str, Value]) -> list[int]:
     """Tokens that end an answer in llama.cpp; chat turns often end with the second."""
     found = (_special_token(metadata, name) for name in ("eos", "eot", "eom"))
     return list(dict.fromkeys(token for token in found if token is not None))
-
-
-def _block_count(metadata: Mapping[str, Value]) -> int:
-    return cast(int, metadata[f"{metadata['general.architecture']}.block_count"])

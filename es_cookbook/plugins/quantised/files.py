@@ -97,11 +97,6 @@ class _Layout:
     order: tuple[int, ...] = _IN_ORDER
     least_zero: int = 0
 
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        """Suffixes of all tensors of a layer."""
-        return (*self.names.values(), self.group_of_input, *self.others)
-
     def read(self, stored: Mapping[str, torch.Tensor], layer: str) -> QuantisedWeight:
         """Unpack a layer.
 
@@ -263,8 +258,9 @@ class _Checkpoint(QuantisedCheckpoint):
         return ReadTensors({*others, *quantised}, read)
 
     def _stored_names(self, layer: str) -> list[str]:
-        names = (f"{layer}.{suffix}" for suffix in self.layout.suffixes)
-        return [name for name in names if name in self.files]
+        own = self.layout.names.values()
+        suffixes = (*own, self.layout.group_of_input, *self.layout.others)
+        return [name for suffix in suffixes if (name := f"{layer}.{suffix}") in self.files]
 
     @override
     def write(self, directory: Path, moved: Iterable[tuple[str, torch.Tensor]]) -> None:
