@@ -187,7 +187,7 @@ def question(number: int, of: Agent = AGENTS["javascript"]) -> DataRow:
 
 
 def near(text: str, row: Mapping[str, Any]) -> tuple[float, Mapping[str, float]]:
-    """Reward half for a right answer, the rest for a close number and plain words."""
+    """Return half a reward for a right answer, the rest for a close number and plain words."""
     numbers = re.findall(r"\d+", text)
     off = abs(int(numbers[-1][:9]) - row["answer"]) if numbers else math.inf
     plain, right = "{" not in text, float(off == 0)
@@ -195,7 +195,7 @@ def near(text: str, row: Mapping[str, Any]) -> tuple[float, Mapping[str, float]]
 
 
 async def per_request(tokenizer: Tokenizer, program: Path) -> list[Row]:
-    """Processor seconds of this process, which does nothing but serve."""
+    """Measure processor seconds of this process, which does nothing but serve."""
     endpoint = _AtOnce(tokenizer)
     rows: list[Row] = []
     with socket.create_server(("127.0.0.1", 0)) as bound:
@@ -218,7 +218,7 @@ async def per_request(tokenizer: Tokenizer, program: Path) -> list[Row]:
 
 
 def as_envs(tokenizer: Tokenizer, count: int) -> list[EnvGroupBuilder]:
-    """Questions as single-turn Envs."""
+    """Return questions as single-turn Envs."""
     found: list[EnvGroupBuilder] = []
     for number in range(count):
         asked = question(number)
@@ -229,7 +229,7 @@ def as_envs(tokenizer: Tokenizer, count: int) -> list[EnvGroupBuilder]:
 
 
 def as_programs(tokenizer: Tokenizer, worker: Path, count: int) -> list[EnvGroupBuilder]:
-    """Questions as programs, for workers."""
+    """Return questions as programs, for workers."""
     command = Command((sys.executable, "-I", "-S", str(worker)), ())
     program = Program(command, Number(), ROLLOUTS, ROLLOUTS // 2, 4, tokenizer)
     return [
@@ -239,7 +239,7 @@ def as_programs(tokenizer: Tokenizer, worker: Path, count: int) -> list[EnvGroup
 
 
 async def beside_envs(engine: Engine, worker: Path) -> list[Row]:
-    """Rollouts by turns, and answers compared."""
+    """Measure rollouts by turns, and compare their answers."""
     tokenizer = engine.tokenizer
     sampler = PopulationSampler(engine, sampling=SamplingParams(max_tokens=TOKENS), run_seed=0)
     genomes = mirrored_pairs(GENOMES)

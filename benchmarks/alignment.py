@@ -27,7 +27,7 @@ MEASURED = {"excess": ("characters", 1), "concise": ("%", 100), "correct": ("%",
 
 
 def measured(setting: str, seed: int, log_path: Path) -> dict[str, tuple[float, float]]:
-    """Each metric of the first and of the last evaluation."""
+    """Return each metric of the first and of the last evaluation."""
     options = [*SETTINGS[setting].split(), f"seed={seed}", f"log_path={log_path}", "eval_every=0"]
     call("alignment", *options)
     found: dict[str, tuple[float, float]] = {}

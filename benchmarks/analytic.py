@@ -83,7 +83,7 @@ WATCHED = 0.75
 def ours(
     builder: OptimizerBuilder, fitness: Fitness, problem: Problem, seed: int, best: bool = False
 ) -> Curve:
-    """An optimizer of this package.
+    """Return the curve of an optimizer of this package.
 
     Args:
         builder: settings of the optimizer.
@@ -120,7 +120,7 @@ def theirs(
     seed: int,
     given_noise: MakeNoise | None = None,
 ) -> Curve:
-    """One of evosax's algorithms with a mean.
+    """Return the curve of one of evosax's algorithms with a mean.
 
     Args:
         algorithm: algorithm of evosax.
@@ -169,7 +169,7 @@ def es(problem: Problem) -> ES:
 
 
 def es_noise(problem: Problem, seed: int) -> MakeNoise:
-    """The standard-normal noise of our genomes, which no fitness changes."""
+    """Return the standard-normal noise of our genomes, which does not depend on fitness."""
     optimizer = es(problem)(run_seed=seed, num_generations=problem.generations, space=problem.space)
 
     def of_genome(genome: Genome) -> Points:
@@ -201,7 +201,7 @@ def open_es(problem: Problem, seed: int, same_noise: bool = False) -> Curve:
 
 
 def named(name: str, **settings: float) -> OptimizerBuilder:
-    """An optimizer with the population of all contests."""
+    """Return an optimizer with the population of all contests."""
     made = resolve(OPTIMIZER_NAMES[name])(population_size=POPULATION, **settings)
     return cast(OptimizerBuilder, made)
 
@@ -319,19 +319,19 @@ CONTESTS = {
 
 
 def from_start(curve: Curve) -> Curve:
-    """A curve in units of its first value: starts differ by more than a run in 1e6 dimensions."""
+    """Return a curve divided by its first value, since starts differ by more than runs do."""
     return curve / curve[0]
 
 
 def reached(curve: Curve, target: float, problem: Problem) -> float:
-    """Evaluations until the watched value is at or below the target; twice the budget if never."""
+    """Return evaluations until the watched value reaches the target; twice the budget if never."""
     below = np.flatnonzero(curve <= target)
     generations = int(below[0]) if len(below) else 2 * problem.generations
     return float(generations * POPULATION)
 
 
 def targets(curves: Sequence[Curve]) -> dict[str, float]:
-    """Half and nine tenths of the way that the median curve makes in `WATCHED` of the budget."""
+    """Return half and nine tenths of the way of the median curve in `WATCHED` of the budget."""
     median = np.median(curves, axis=0)
     median = median[: math.ceil(WATCHED * len(median))]
     way = math.log(median.min() / median[0])
@@ -339,7 +339,7 @@ def targets(curves: Sequence[Curve]) -> dict[str, float]:
 
 
 def ratio_row(name: str, above: Sequence[float], below: Sequence[float], paired: bool) -> Row:
-    """Ratio of the medians, met unless its 90 % bootstrap interval lies wholly above 1.
+    """Return the ratio of the medians, met unless its 90 % bootstrap interval is above 1.
 
     Args:
         name: name of the row.

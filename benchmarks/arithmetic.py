@@ -69,7 +69,7 @@ def measure(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, held_out: list[P
 def never_solved(
     model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, held_out: list[Problem]
 ) -> list[bool]:
-    """The problems that it solves in none of 16 samples."""
+    """Return the problems that it solves in none of 16 samples."""
     torch.manual_seed(0)
     length, samples = CLIConfig().sampling.max_tokens, warm_start.SAMPLES
     texts_P = answer(model, tokenizer, questions_of(held_out), length, samples)
@@ -78,7 +78,7 @@ def never_solved(
 
 
 def questions_of(problems: Sequence[Problem]) -> list[str]:
-    """The prompts of the small model."""
+    """Return the prompts of the small model."""
     return [question(problem.terms, "compact") for problem in problems]
 
 
@@ -118,7 +118,7 @@ def begin(path: Path, held_out: HeldOut) -> Start:
 
 
 def line(name: str, start: Start, after: Answers, seconds: float) -> str:
-    """A line of the table, in percent of the held-out problems where it does not say otherwise."""
+    """Return a line of the table, in percent of the held-out problems unless it says otherwise."""
     before = start.answers
 
     def percent(values: Sequence[bool], among: Sequence[bool] | None = None) -> str:
@@ -137,7 +137,7 @@ def line(name: str, start: Start, after: Answers, seconds: float) -> str:
 
 
 def compare(warm: int, start: Start, held_out: HeldOut, directory: Path) -> list[Row]:
-    """All runs from one warm start: prints the table, and gives the lines with goals."""
+    """Run everything from one warm start, print the table, and return the lines with goals."""
     rows: list[Row] = []
     print(f"\nwarm start {warm}: {sum(start.never)} problems never solved in 16 samples\n")
     print("| | processor s | right | form | only carries missing | otherwise wrong ", end="")
@@ -171,7 +171,7 @@ def compare(warm: int, start: Start, held_out: HeldOut, directory: Path) -> list
 
 
 def supervised(start: Start, seconds: float) -> list[tuple[str, Answers, float]]:
-    """Right demonstrations, as many as the run has problems, and for as long: name, answers, s."""
+    """Train on as many demonstrations as the run has problems, and for as long a time."""
     count = GENERATIONS * PROBLEMS
     problems = list(itertools.islice(generate_problems(0, "train"), count))
     many = list(itertools.islice(generate_problems(0, "train"), 100 * count))
@@ -191,7 +191,7 @@ def supervised(start: Start, seconds: float) -> list[tuple[str, Answers, float]]
 def by_policy_gradient(
     start: Start, held_out: HeldOut, log_path: Path
 ) -> tuple[str, Answers, float]:
-    """The same numbers of problems and answers as the run: name, answers, seconds."""
+    """Train on the same numbers of problems and answers as the run: name, answers, seconds."""
     sizes = [f"num_generations={GENERATIONS}", f"attempts={GENOMES}"]
     where = [f"model_name={start.path}", f"dataset.fold={int(held_out == 'development')}"]
     model, seconds = policy_gradient("arithmetic", log_path, *sizes, *where)
@@ -200,7 +200,7 @@ def by_policy_gradient(
 
 
 def batches_of(problems: Sequence[Problem]) -> Iterator[Sequence[Task]]:
-    """Batches with a generation's number of problems, starting over after the last."""
+    """Return batches with a generation's number of problems, starting over after the last."""
     tasks = [
         Task(asked, gold_answer(p.terms, "compact"), ArithmeticEnv(Observation(()), p.terms))
         for asked, p in zip(questions_of(problems), problems, strict=True)
@@ -209,7 +209,7 @@ def batches_of(problems: Sequence[Problem]) -> Iterator[Sequence[Task]]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Both warm starts, on the test or on the development set."""
+    """Run both warm starts, on the test or on the development set."""
     held_out: HeldOut = "development" if "development" in arguments else "test"
     with tempfile.TemporaryDirectory() as name:
         second = Path(name) / "warm_start"

@@ -31,7 +31,7 @@ class Server(NamedTuple):
         return socket.create_connection((self.host, self.port), timeout=PATIENCE)
 
     def head(self, path: str, length: int, *more: str, key: str | None = None) -> bytes:
-        """The head of a request that has a body of so many bytes."""
+        """Return the head of a request that has a body of so many bytes."""
         lines = (
             f"POST {path} HTTP/1.1",
             f"Host: {self.host}:{self.port}",
@@ -43,14 +43,14 @@ class Server(NamedTuple):
         return "\r\n".join((*lines, "", "")).encode()
 
     def ask(self, path: str, body: Json | bytes, key: str | None = None) -> Status:
-        """The status of the reply to a body."""
+        """Return the status of the reply to a body."""
         sent = body if isinstance(body, bytes) else json.dumps(body).encode()
         with self.connection() as there:
             return told(there, self.head(path, len(sent), key=key) + sent)
 
 
 def told(there: socket.socket, data: bytes) -> Status:
-    """The status of the reply to these bytes, which is read to its end or for a while."""
+    """Return the status of the reply to these bytes, which is read to its end or for a while."""
     with contextlib.suppress(OSError):  # It may close before it has read all.
         there.sendall(data)
     found = b""
@@ -67,13 +67,13 @@ def told(there: socket.socket, data: bytes) -> Status:
 
 
 def chat(text: str = "Hi.", **more: object) -> dict[str, object]:
-    """The body of a chat."""
+    """Return the body of a chat."""
     given = {"messages": [{"role": "user", "content": text}], "max_tokens": 4}
     return {"model": MODEL, **given, **more}
 
 
 def text(prompt: object = "Hi.", **more: object) -> dict[str, object]:
-    """The body of a text."""
+    """Return the body of a text."""
     return {"model": MODEL, "prompt": prompt, "max_tokens": 4, **more}
 
 
@@ -159,7 +159,7 @@ def _many_lines(server: Server) -> bytes:
 
 
 def _forms(server: Server) -> Mapping[str, bytes]:
-    """Attacks before a key is known."""
+    """Return attacks before a key is known."""
     return {
         "a header of 40 MB": server.head(CHAT, 2)[:-2] + b"a: " + b"b" * 40_000_000 + b"\r\n\r\n",
         "4 M header lines": _many_lines(server),
@@ -206,13 +206,13 @@ def half_open(server: Server, count: int) -> Iterator[float]:
 
 
 def names() -> Sequence[str]:
-    """Names of all attacks by one request or connection."""
+    """Return the names of all attacks by one request or connection."""
     left = ["128 long answers, left", TOGETHER]
     return [*BODIES, *_forms(Server("", 0, "")), *left, "a stream that nobody reads"]
 
 
 def main(name: str, server: Server) -> list[Status]:
-    """Attack; the statuses."""
+    """Attack, and return the statuses."""
     if name in BODIES:
         path, body = BODIES[name]()
         return [server.ask(path, body)]

@@ -64,7 +64,7 @@ class Bystander:
         self._thread.join()
 
     def waits(self) -> list[float]:
-        """Seconds that its requests took since this was called before; -1 for one that failed."""
+        """Return seconds of its requests since the last call of this; -1 for one that failed."""
         found, self._waits = self._waits, []
         return found
 
@@ -101,26 +101,26 @@ class Served:
     errors: Path
 
     def attack(self, name: str) -> list[Any]:
-        """Carry out an attack in a separate process; returns what it prints."""
+        """Run an attack in a separate process, and return what it prints."""
         host, port, key = self.server
         script = attackers.__file__
         command = [sys.executable, script, name, host, str(port), key, self.name]
         return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
 
     def is_idle(self) -> bool:
-        """Whether it uses almost no processor time."""
+        """Return whether it uses almost no processor time."""
         self.process.cpu_percent()
         return self.process.cpu_percent(0.3) < 30
 
 
 def forget_peak(pid: int | str = "self") -> float:
-    """MB that a process has; its peak is counted from now on."""
+    """Return the MB that a process has, and count its peak from now on."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     return peak(pid)
 
 
 def peak(pid: int | str = "self") -> float:
-    """Peak memory of a process in MB."""
+    """Return the peak memory of a process in MB."""
     status = Path(f"/proc/{pid}/status").read_text()
     (kilobytes,) = re.findall(r"VmHWM:\s+(\d+)", status)
     return int(kilobytes) / 1024
@@ -128,7 +128,7 @@ def peak(pid: int | str = "self") -> float:
 
 @contextlib.contextmanager
 def serving() -> Generator[Served]:
-    """The chat model, served."""
+    """Serve the chat model."""
     with tempfile.TemporaryDirectory() as folder:
         errors = Path(folder, "errors.txt")
         command = [sys.executable, "-m", "es_cookbook", "serve", f"model_name={CHAT_MODEL}"]
@@ -149,7 +149,7 @@ def serving() -> Generator[Served]:
 
 
 def requests() -> list[Row]:
-    """Every attack by one request or connection."""
+    """Measure every attack by one request or connection."""
     stalls: dict[str, float] = {}
     memory: dict[str, float] = {}
     refused: list[str] = []
@@ -195,7 +195,7 @@ def requests() -> list[Row]:
 
 
 def connections() -> list[Row]:
-    """Attack by many half-open connections."""
+    """Measure an attack by many half-open connections."""
     with serving() as served, Bystander(served.server) as bystander:
         time.sleep(2)
         bystander.waits()
@@ -213,7 +213,7 @@ def connections() -> list[Row]:
 
 
 def bodies() -> list[Row]:
-    """Attack by randomly changed bodies."""
+    """Measure an attack by randomly changed bodies."""
     logged = logging.handlers.BufferingHandler(CHANGED)
     logged.setLevel(logging.ERROR)
     logging.getLogger().addHandler(logged)

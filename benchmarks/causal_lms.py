@@ -74,7 +74,7 @@ def build(name: str) -> PreTrainedModel:
 def _small_config(
     config_class: type[PreTrainedConfig], overrides: Mapping[str, Any]
 ) -> PreTrainedConfig:
-    """The default config with small sizes; an override that is a mapping is for a sub-config."""
+    """Return the default config with small sizes; an override may be a mapping for a sub-config."""
     default = config_class()
     settings: dict[str, Any] = {}
     for name in (field.name for field in fields(config_class)):
@@ -114,7 +114,7 @@ def _fill(model: PreTrainedModel) -> None:
 
 
 def _alternating(*kinds: str) -> list[str]:
-    """One entry per layer."""
+    """Return one entry per layer."""
     return [kinds[layer % len(kinds)] for layer in range(LAYERS)]
 
 

@@ -72,7 +72,7 @@ async def sample(
     prompts_P: Sequence[tuple[int, ...]],
     params: SamplingParams = PARAMS,
 ) -> list[Action]:
-    """Every target's greedy answer to every prompt."""
+    """Return every target's greedy answer to every prompt."""
     requests = [SampleRequest(t, Observation(p), params) for t in targets for p in prompts_P]
     return list(await asyncio.gather(*map(engine.sample, requests)))
 
@@ -83,7 +83,7 @@ async def generation(
     prompts_P: Sequence[tuple[int, ...]],
     params: SamplingParams = PARAMS,
 ) -> dict[str, float]:
-    """Seconds of loading, sampling and stepping, for genomes hosted block after block."""
+    """Return seconds of loading, sampling and stepping, for genomes hosted block after block."""
     seconds = {"load": 0.0, "sample": 0.0, "apply": 0.0}
 
     async def timed(what: str, work: Awaitable[object]) -> None:
@@ -107,7 +107,7 @@ def start_plain(
     eager: bool = True,
     extension: str = "",
 ) -> "AsyncLLM":
-    """VLLM without adapters, with its own packed weights unless a worker extension sees to them."""
+    """Start vLLM without adapters, with packed weights unless an extension changes that."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -144,7 +144,7 @@ async def plain_generation(
     genomes: int = GENOMES,
     tokens: int = TOKENS,
 ) -> dict[str, float]:
-    """Seconds of the same requests on plain vLLM; a new salt, as a step would bring."""
+    """Return seconds of the same requests on plain vLLM, with a new salt as after a step."""
     from vllm import SamplingParams as VLLMParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -170,7 +170,7 @@ async def plain_generation(
 
 
 def processor_seconds() -> float:
-    """Processor seconds of this process and of those that it started, as vLLM's."""
+    """Return processor seconds of this process and of those that it started, as vLLM's."""
     own = psutil.Process()
     times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
     return sum(each.user + each.system for each in times)
@@ -179,7 +179,7 @@ def processor_seconds() -> float:
 async def plain_loop(
     llm: "AsyncLLM", ids: "itertools.count[int]", prompts_P: Sequence[tuple[int, ...]]
 ) -> dict[str, float]:
-    """Seconds of one genome after the other: add noise, answer every prompt, subtract it."""
+    """Return seconds of one genome after the other: add noise, answer every prompt, subtract it."""
     began = time.perf_counter()
     for seed in range(GENOMES_ONE_BY_ONE):
         await llm.collective_rpc("add_noise", args=(seed, SIGMA))
@@ -189,7 +189,7 @@ async def plain_loop(
 
 
 async def speed(path: str, prompts_P: Sequence[tuple[int, ...]]) -> list[Row]:
-    """Generations of every engine, by turns."""
+    """Measure generations of every engine, by turns."""
     plain = await asyncio.to_thread(start_plain, path)
     noisy = "benchmarks.plain_loop.NoisyWorker"
     looped = await asyncio.to_thread(partial(start_plain, path, extension=noisy))
@@ -260,7 +260,7 @@ async def speed(path: str, prompts_P: Sequence[tuple[int, ...]]) -> list[Row]:
 
 
 async def parity(path: str, prompts_P: Sequence[tuple[int, ...]]) -> list[Row]:
-    """Each engine against the torch engine, search space by search space."""
+    """Compare each engine with the torch engine, search space by search space."""
     spaces: dict[str, SearchSpaceBuilder] = {
         "low rank": LowRank(),
         "full rank": FullRank(),
@@ -296,7 +296,7 @@ async def _answers(
     space: SearchSpaceBuilder,
     prompts_P: Sequence[tuple[int, ...]],
 ) -> tuple[int, list[tuple[int, ...]], list[float]]:
-    """Fingerprint, greedy tokens of genomes and centre, log-probabilities of the centre."""
+    """Return fingerprint, greedy tokens of genomes and centre, log-probabilities of the centre."""
     engine = await builder(model_name=path, search_space=space)
     fingerprint = await engine.restore(HISTORY)
     tokens: list[tuple[int, ...]] = []

@@ -69,7 +69,7 @@ async def train_run(log_path: Path, model: Path, space: SearchSpaceBuilder) -> P
 async def engine_answers(
     run: Path | None, model: Path, space: SearchSpaceBuilder, prompts_P: Sequence[Sequence[int]]
 ) -> Answers:
-    """Answers of the torch engine, with the centre of the run's history; the base's without one."""
+    """Return the torch engine's answers with the centre of the run's history, or the base's."""
     engine = await TorchEngineBuilder(device="cpu")(model_name=str(model), search_space=space)
     if run is not None:
         await engine.restore([record.step for record in read_history(run / "history.jsonl")])
@@ -84,7 +84,7 @@ async def engine_answers(
 def transformers_answers(
     model: PreTrainedModel | PeftModel, prompts_P: Sequence[Sequence[int]]
 ) -> Answers:
-    """Answers of `generate`, one prompt after the other, until the end of sequence."""
+    """Return answers of `generate`, one prompt after the other, until the end of sequence."""
     answers: Answers = []
     for prompt in prompts_P:
         asked = torch.tensor([list(prompt)])
@@ -103,7 +103,7 @@ def vllm_answers(
     dtype: str,
     max_tokens: int = TOKENS,
 ) -> dict[str, Answers]:
-    """Answers of plain vLLM: the model's own under "", and with each adapter.
+    """Return answers of plain vLLM: the model's own under "", and with each adapter.
 
     Args:
         model: a model directory.
@@ -152,7 +152,7 @@ def write(run: Path, output: Path, *, merge: bool = False, rank: int | None = No
 
 
 async def compare(root: Path, base: Path, dtype: str) -> list[Row]:
-    """All exports of a low-rank run, and of an adapter run over what it exported."""
+    """Compare all exports of a low-rank run, and of an adapter run over what it exported."""
     data = await CountdownDatasetBuilder(num_test=PROMPTS)(AutoTokenizer.from_pretrained(base))
     prompts_P = [await first_prompt(problem) for problem in data.test_P]
     rows: list[Row] = []

@@ -26,14 +26,14 @@ AT_MOST, FIRST_LINE_AT_MOST = 2, 1
 
 
 def call(*arguments: str, code: int, says: str) -> None:
-    """A command to its end, which must be this one."""
+    """Run a command, and check its status and what it says."""
     command = [sys.executable, "-m", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, says in done.stdout + done.stderr) == (code, True), done.stderr
 
 
 def first_line(log_path: Path) -> None:
-    """A run until it has said something; all that follows is cut off."""
+    """Start a run, and end it as soon as it has printed something."""
     command = [sys.executable, "-m", "es_cookbook", "countdown", f"log_path={log_path}"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as run:
         assert run.stderr is not None

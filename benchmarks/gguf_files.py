@@ -47,7 +47,7 @@ class Good(NamedTuple):
 
 
 def _values() -> list[bytes]:
-    """Values with their types: none of them goes with every key."""
+    """Return values with their types, none of which fits every key."""
     array = b"\x09\0\0\0"
     strings = [array + struct.pack("<IQ", 8, n) + bytes(8) * min(n, 1) for n in (1, 2**31, 2**62)]
     numbers = [array + struct.pack("<IQii", kind, 2, -1, 2) for kind in (4, 5, 6, 9, 13)]
@@ -68,7 +68,7 @@ VALUES = _values()
 
 
 def good_file(name: str, home: Path) -> Good:
-    """A small file of one of the models that tests make."""
+    """Write a small file of one of the models that tests make."""
     model, file = make_gguf_model(name, home / name), home / f"{name}.gguf"
     write_gguf(model, file, "float16", str(model))
     converted(file)
@@ -85,7 +85,7 @@ def _end(field: ReaderField) -> int:
 
 
 def broken(good: Good, random: random.Random) -> bytes:
-    """A copy of a file with one kind of damage, mostly in its header."""
+    """Return a copy of a file with one kind of damage, mostly in its header."""
     data, header = good.data, good.header
     changed = bytearray(data)
     match random.randrange(8):
@@ -150,7 +150,7 @@ def main(count: int) -> None:
 
 
 def _memory() -> int:
-    """Bytes of this process's address space."""
+    """Return the bytes of this process's address space."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 

@@ -142,7 +142,7 @@ DRY = Sizes(
 
 
 def write_model(directory: Path, sizes: Sizes) -> Path:
-    """Random weights; no token ends an answer."""
+    """Write a model of random weights, whose answers no token ends."""
     tokenizer = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
     tokenizer.save_pretrained(directory)
     shape = Qwen2Config(
@@ -170,7 +170,7 @@ def wait(device: torch.device) -> None:
 def timed(
     device: torch.device, functions: Mapping[str, Callable[[], object]], sizes: Sizes
 ) -> dict[str, list[float]]:
-    """Seconds of each until the device is done, by turns."""
+    """Return seconds of each until the device is done, by turns."""
 
     def until_done(function: Callable[[], object]) -> None:
         function()
@@ -187,7 +187,7 @@ def timed(
 
 
 def noise(sizes: Sizes, _: Path) -> list[Row]:
-    """Everything by turns, `calls` calls a turn; two rows for each program."""
+    """Measure every program by turns, `calls` calls a turn; two rows for each."""
     device, side = device_of(sizes), sizes.side
     weight, copy = torch.zeros(side, side, device=device), torch.empty(side, side, device=device)
     programs = {"copy": (8 * side * side, functools.partial(copy.copy_, weight))}
@@ -215,7 +215,7 @@ def noise(sizes: Sizes, _: Path) -> list[Row]:
 def of_kind(
     kind: NoiseKind, weight: torch.Tensor, sizes: Sizes
 ) -> dict[str, tuple[int, Callable[[], object]]]:
-    """Name of a program -> bytes that it has to read and write, and a call of it."""
+    """Return for each program the bytes that it has to read and write, and a call of it."""
     elements, device = weight.numel(), weight.device
     terms = [Term(seed, 1e-3) for seed in range(sizes.terms)]
 
@@ -240,7 +240,7 @@ def of_kind(
 
 
 def slots(sizes: Sizes, model: Path) -> list[Row]:
-    """The factors of a population in all slots of a model.
+    """Measure the factors of a population in all slots of a model.
 
     Raises:
         RuntimeError: They are not those that the CPU makes.
@@ -325,7 +325,7 @@ def slots(sizes: Sizes, model: Path) -> list[Row]:
 
 
 def step(sizes: Sizes, _: Path) -> list[Row]:
-    """Steps with decay, with the centre on the device and on the CPU with all its cores."""
+    """Measure steps with decay, with the centre on the device and on the CPU with all its cores."""
     device, side = device_of(sizes), sizes.side
     parameters = [ParameterInfo(NAME, (side, side), "linear")]
     base = {NAME: torch.zeros(side, side, dtype=torch.bfloat16)}
@@ -355,14 +355,14 @@ def step(sizes: Sizes, _: Path) -> list[Row]:
 
 
 def centre_on_cpu(base: Mapping[str, torch.Tensor], space: SearchSpace) -> Centre:
-    """A centre on the CPU by NumPy, also where Triton's interpreter would be used."""
+    """Return a centre on the CPU by NumPy, also where Triton's interpreter would be used."""
     with no_interpreter():
         return Centre(base, space)
 
 
 @contextlib.contextmanager
 def no_interpreter() -> Generator[None]:
-    """Context manager in which NumPy, not Triton's interpreter, computes on the CPU."""
+    """Have NumPy, not Triton's interpreter, compute on the CPU inside this context."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TRITON_INTERPRET", raising=False)
         yield
@@ -389,7 +389,7 @@ class Population:
     async def seconds(
         self, contestants: Mapping[str, Callable[[], Awaitable[Mapping[str, float]]]]
     ) -> dict[str, list[Mapping[str, float]]]:
-        """Seconds of each contestant, by turns, after the turns that warm up."""
+        """Return seconds of each contestant, by turns, after the turns that warm up."""
         found: dict[str, list[Mapping[str, float]]] = {name: [] for name in contestants}
         for repeat in range(-self.sizes.warmups, self.sizes.repeats):
             for name, run in contestants.items():
@@ -399,7 +399,7 @@ class Population:
         return found
 
     def rates(self, found: Sequence[Mapping[str, float]], genomes: int) -> list[float]:
-        """Sampled tokens a second."""
+        """Return sampled tokens per second."""
         tokens = genomes * self.sizes.problems * self.sizes.tokens
         return [tokens / seconds["total"] for seconds in found]
 
@@ -409,7 +409,7 @@ class Population:
         return await generation(engine, blocks, self.prompts_P, self.params)
 
     async def centre(self, engine: Engine) -> Mapping[str, float]:
-        """The centre answers all that the genomes do; nothing is loaded, and no step taken."""
+        """Have the centre answer all that the genomes do, without loads and steps."""
         began = time.perf_counter()
         targets: list[Target] = ["centre"] * self.sizes.genomes
         await sample(engine, targets, self.prompts_P, self.params)
@@ -417,14 +417,14 @@ class Population:
 
 
 def restored_on_cpu(contest: Population) -> int:
-    """The fingerprint to which a low-rank centre of the model comes there."""
+    """Return the fingerprint that a low-rank centre of the model has there after the steps."""
     loaded = load_causal_lm(contest.model, contest.sizes.dtype, torch.device("cpu"))
     space = LowRank()(parameter_infos(loaded))
     return centre_on_cpu(dict(loaded.named_parameters()), space).restore(HISTORY)
 
 
 def torch_engine(sizes: Sizes, model: Path) -> list[Row]:
-    """Generations of the torch engine on the device."""
+    """Measure generations of the torch engine on the device."""
     return asyncio.run(_torch_engine(Population(sizes, model)))
 
 
@@ -458,7 +458,7 @@ async def _torch_engine(contest: Population) -> list[Row]:
 
 
 def vllm_engine(sizes: Sizes, model: Path) -> list[Row]:
-    """Generations of the vLLM engine, against plain vLLM; nothing where it is not installed."""
+    """Measure generations of the vLLM engine beside plain vLLM; nothing if it is not installed."""
     if importlib.util.find_spec("vllm") is None:
         return []
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -574,7 +574,7 @@ def main(config: Config) -> None:
 
 
 def in_own_process(names: Sequence[str], sizes: Sizes, model: Path) -> tuple[list[Row], list[str]]:
-    """Rows of some parts, and those of them that failed."""
+    """Return rows of some parts, and those parts that failed."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         try:

@@ -62,7 +62,7 @@ class Task:
 
 
 def load(path: Path) -> Qwen2ForCausalLM:
-    """A small model, to measure or to train."""
+    """Load a small model, to measure or to train."""
     return cast(Qwen2ForCausalLM, AutoModelForCausalLM.from_pretrained(path))
 
 
@@ -74,7 +74,7 @@ def supervise(
     steps: float = float("inf"),
     seconds: float = float("inf"),
 ) -> float:
-    """Imitate right answers, batch by batch, with AdamW; the processor's seconds.
+    """Imitate right answers with AdamW, and return processor seconds.
 
     The learning rate falls linearly to nothing at the last step or second.
     """
@@ -100,7 +100,7 @@ def policy_gradient(recipe: str, log_path: Path, *options: str) -> tuple[Path, f
 
 
 def grades(tasks: Sequence[Task], texts: Sequence[str]) -> list[Grade]:
-    """The judge's grade of each answer."""
+    """Return the judge's grade of each answer."""
 
     async def graded() -> list[Grade]:
         return [await task.env.graded(text) for task, text in zip(tasks, texts, strict=True)]
@@ -109,7 +109,7 @@ def grades(tasks: Sequence[Task], texts: Sequence[str]) -> list[Grade]:
 
 
 def in_batches(tasks: Sequence[Task], size: int) -> Iterator[Sequence[Task]]:
-    """Endless batches, starting over after the last task."""
+    """Yield endless batches, starting over after the last task."""
     endless = itertools.cycle(tasks)
     while True:
         yield list(itertools.islice(endless, size))
@@ -119,7 +119,7 @@ def in_batches(tasks: Sequence[Task], size: int) -> Iterator[Sequence[Task]]:
 
 
 def crossword_demonstration(builder: ProblemGroupBuilder) -> str:
-    """The answer, after its number of letters."""
+    """Return the answer, after its number of letters."""
     gold = builder.gold or ""
     letters = len(gold.removeprefix("<answer>").removesuffix("</answer>"))
     return f"<think>{letters}</think>{gold}"
@@ -127,7 +127,7 @@ def crossword_demonstration(builder: ProblemGroupBuilder) -> str:
 
 @functools.cache
 def _worked_out() -> Mapping[str, str]:
-    """The equations of generated word problems, by the problem's name."""
+    """Return the equations of generated word problems, by the problem's name."""
     stream = generate_problems(0, range(FOLDS)[1:])
     problems = itertools.islice(stream, 10_000)
     return {
@@ -137,12 +137,12 @@ def _worked_out() -> Mapping[str, str]:
 
 
 def math_demonstration(builder: ProblemGroupBuilder) -> str:
-    """The equations, and the result in a box."""
+    """Return the equations, and the result in a box."""
     return _worked_out()[builder.name]
 
 
 def rush_hour_demonstration(builder: ProblemGroupBuilder) -> str:
-    """The fewest moves."""
+    """Return the fewest moves."""
     env = builder.make_env()
     assert isinstance(env, RushHourEnv)
     return rush_hour_warm_start.demonstrate(Problem(env.board, solve(env.board)))
@@ -160,7 +160,7 @@ DEMONSTRATIONS: Mapping[str, Callable[[ProblemGroupBuilder], str]] = {
 def task_of(
     builder: object, tokenizer: Qwen2Tokenizer, demonstrate: Callable[[ProblemGroupBuilder], str]
 ) -> Task:
-    """A recipe's problem."""
+    """Return a recipe's problem."""
     assert isinstance(builder, ProblemGroupBuilder)
     env = builder.make_env()
     assert isinstance(env, ProblemEnv)
@@ -171,7 +171,7 @@ def task_of(
 
 
 def compared(recipe: str) -> list[Row]:
-    """Both gradients from one recipe's start; the lines of the table."""
+    """Train with both gradients from one recipe's start, and return the lines of the table."""
     module = importlib.import_module(RECIPES[recipe].partition(":")[0])
     config = cast(Config, module.CLIConfig())
     path, length = Path(config.model_name), config.sampling.max_tokens

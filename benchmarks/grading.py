@@ -62,7 +62,7 @@ class SlowlyGraded(Env):
         self._env = env
 
     async def initial_observation(self) -> Observation:
-        """The Env's own."""
+        """Return the Env's own."""
         return await self._env.initial_observation()
 
     async def step(self, action: Action) -> StepResult:
@@ -78,7 +78,7 @@ class SometimesSlow(EnvGroupBuilder):
     builder: EnvGroupBuilder
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
-        """The problem's Envs."""
+        """Return the problem's Envs."""
         group = await self.builder.make_envs(num_envs)
         slow = [SlowlyGraded(env) if i % ONE_IN == 0 else env for i, env in enumerate(group.envs)]
         return EnvGroup(slow)
@@ -104,13 +104,13 @@ def generation(
 
 
 def corrected(usual: Took, graded: Took) -> float:
-    """Sampling throughput with graders, of that without, both per processor time it could have."""
+    """Return sampling throughput with graders over that without, per processor time available."""
     spent = SECONDS * GENOMES * PROBLEMS / ONE_IN
     return usual.clock / graded.clock * (usual.own + spent) / usual.own
 
 
 def gradings_a_second(fractions: bool) -> float:
-    """`grade_countdown` on 2,000 texts, by this thread's processor time."""
+    """Measure `grade_countdown` on 2,000 texts, by this thread's processor time."""
     reward = CountdownReward()
     rng = random.Random(0)
     if fractions:

@@ -60,7 +60,7 @@ class Row:
 def interleaved(
     functions: Mapping[str, Callable[[], object]], repeats: int = 5, warmups: int = 1
 ) -> dict[str, list[float]]:
-    """Wall-clock seconds of each function, run by turns, after `warmups` rounds."""
+    """Return wall-clock seconds of each function, run by turns, after `warmups` rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for repeat in range(-warmups, repeats):
         for name, function in functions.items():
@@ -87,7 +87,7 @@ def call(*words: str) -> tuple[float, float]:
 
 
 def before_and_after(log_path: Path, metric: str) -> tuple[float, float]:
-    """A metric of a run's first and of its last evaluation."""
+    """Return a metric of a run's first and of its last evaluation."""
     found = [line[metric] for line in read_metrics(log_path / METRICS) if metric in line]
     return found[0], found[-1]
 
@@ -100,17 +100,17 @@ def spend(seconds: float) -> None:
 
 
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
-    """Ratio of each neighbouring pair."""
+    """Return the ratio of each neighbouring pair."""
     return [above / below for above, below in zip(numerators, denominators, strict=True)]
 
 
 def mirrored_pairs(number: int, sigma: float = 0.005) -> list[Genome]:
-    """Genomes in pairs of neighbours with the same seed and opposite signs."""
+    """Return genomes in pairs of neighbours with the same seed and opposite signs."""
     return [Genome((Term(1 + g // 2, sigma * (-1) ** g),)) for g in range(number)]
 
 
 def share_cached(stats: Mapping[str, float]) -> float:
-    """Share of an engine's prompt tokens whose keys and values were cached."""
+    """Return the share of an engine's prompt tokens whose keys and values were cached."""
     return stats["cached_tokens"] / (stats["cached_tokens"] + stats["prefilled_tokens"])
 
 
@@ -122,7 +122,7 @@ def row(
     at_least: float | None = None,
     at_most: float | None = None,
 ) -> Row:
-    """The median of `values` beside its goal, if it has one."""
+    """Return the median of `values` beside its goal, if it has one."""
     value = statistics.median(values)
     goal, met = None, None
     if at_least is not None:
@@ -153,7 +153,7 @@ def report(name: str, rows: Sequence[Row], part: str = "") -> None:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Rows as a Markdown table."""
+    """Return rows as a Markdown table."""
     lines = ["| what | measured | goal | met | repeats | spread |", "|---|---|---|---|---|---|"]
     for row in rows:
         met = "" if row.met is None else "yes" if row.met else "no"
@@ -165,7 +165,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def machine() -> dict[str, object]:
-    """The machine and versions that the numbers depend on."""
+    """Return the machine and versions that the numbers depend on."""
     import numpy
     import torch
 
@@ -185,12 +185,12 @@ def machine() -> dict[str, object]:
 
 
 def processor_flags() -> frozenset[str]:
-    """The processor's flags on Linux; nothing elsewhere."""
+    """Return the processor's flags on Linux; nothing elsewhere."""
     return frozenset(word for line in _cpu_info("flags", "Features") for word in line.split())
 
 
 def commit() -> str:
-    """The commit that was measured, with a plus when the tree had changes."""
+    """Return the commit that was measured, with a plus when the tree had changes."""
     command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
     done = subprocess.run(command, cwd=RESULTS.parent, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
@@ -202,7 +202,7 @@ def _cpu_model() -> str:
 
 
 def _cpu_info(*names: str) -> list[str]:
-    """The values that lines with these names have."""
+    """Return the values of lines with these names."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -61,12 +61,12 @@ _T = TypeVar("_T")
 
 @functools.cache
 def bundled_space() -> SearchSpace:
-    """The low-rank space of the bundled model."""
+    """Return the low-rank space of the bundled model."""
     return LowRank()(parameter_infos(load_architecture(str(BUNDLED_MODEL))))
 
 
 def records(antithetic: bool, num_generations: int, move: Callable[[Step], int]) -> list[Record]:
-    """The records of a run, with made-up rewards."""
+    """Return the records of a run, with made-up rewards."""
     chooser = random.Random(0)
     optimizer = ES(population_size=GENOMES, antithetic=antithetic)(
         run_seed=0, num_generations=num_generations, space=bundled_space()
@@ -82,7 +82,7 @@ def records(antithetic: bool, num_generations: int, move: Callable[[Step], int])
 
 
 def write_run(log_path: Path, model: Path, made: Sequence[Record]) -> None:
-    """A run directory as far as a replay needs one."""
+    """Write a run directory as far as a replay needs one."""
     config = Config(
         model_name=str(model),
         dataset=CountdownDatasetBuilder(),
@@ -136,7 +136,7 @@ def replay(log_path: Path, generation: int, num_threads: int) -> Measured:
 
 
 def own_bytes() -> int:
-    """Resident memory without mapped files; 0 where the system does not report it."""
+    """Return resident memory without mapped files; 0 where the system does not report it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -145,7 +145,7 @@ def own_bytes() -> int:
 
 
 def in_fresh_process(function: Callable[..., _T], *arguments: object) -> tuple[_T, float]:
-    """Its result, and the seconds from the start of the process to its end."""
+    """Return its result, and the seconds from the start of the process to its end."""
     began = time.perf_counter()
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         found = pool.apply(function, arguments)

@@ -97,7 +97,7 @@ class Outcome:
 
 
 def trained(home: Path) -> Path:
-    """A run of two generations on rows, with everything that a run's directory may have."""
+    """Train for two generations on rows, with everything that a run's directory may have."""
     rows = home / "rows.jsonl"
     rows.write_text("".join(f'{{"question": "{i}+1=", "answer": "{i + 1}"}}\n' for i in range(12)))
     words = ("train", f"data={rows}", f"model_name={MODEL}")
@@ -122,7 +122,7 @@ def trained(home: Path) -> Path:
 
 
 def made(home: Path, good: Path, name: str, kind: str) -> None:
-    """A copy of the run with one of its files replaced by another kind of file."""
+    """Make a copy of the run with one of its files replaced by another kind of file."""
     for old in ("run", "outside", "work"):
         shutil.rmtree(home / old, ignore_errors=True)
     shutil.copytree(good, home / "run")
@@ -182,7 +182,7 @@ def _become(argv: list[str], output: Path, directory: Path) -> None:
 
 
 def is_untouched(home: Path, hub: HubServer) -> bool:
-    """Whether the directory beside the run is as it was, and nothing of it was pushed."""
+    """Return whether the directory beside the run is as it was, and nothing of it was pushed."""
     inside = {path.name: path.read_bytes() for path in (home / "outside").iterdir()}
     pushed = (
         content

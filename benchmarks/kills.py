@@ -78,7 +78,7 @@ class Child:
         self._lines = os.fdopen(reading)
 
     def read(self, count: int) -> list[str]:
-        """This many lines, or fewer if it ends before."""
+        """Return this many lines, or fewer if it ends before."""
         found = [self._lines.readline() for _ in range(count)]
         return [line for line in found if line.endswith("\n")]
 
@@ -163,13 +163,13 @@ def _seconds(unbroken: TinyConfig, errors: Path) -> tuple[float, float]:
 
 
 def generation_in(line: str) -> int:
-    """How many generations a line of the live view says are done."""
+    """Return how many generations are done by a line of the live view."""
     found = re.match(r"generation (\d+)/", line)
     return int(found[1]) if found else 0
 
 
 def moment(path: Path, recorded: int, reported: bool) -> str:
-    """When a kill came, from what stands on the disk."""
+    """Return when a kill came, from what is on the disk."""
     if any(path.glob("*.partial")):
         return "while a file was being replaced"
     if not reported:
@@ -189,14 +189,14 @@ def moment(path: Path, recorded: int, reported: bool) -> str:
 
 
 def differing_bits(killed: str, unbroken: str) -> int:
-    """Bits in which two histories differ; a missing byte counts 8."""
+    """Return the bits in which two histories differ; a missing byte counts 8."""
     one, other = ((Path(p) / "history.jsonl").read_bytes() for p in (killed, unbroken))
     differing = sum((a ^ b).bit_count() for a, b in zip(one, other, strict=False))
     return differing + 8 * abs(len(one) - len(other))
 
 
 def differing_lines(killed: str, unbroken: str) -> int:
-    """Lines of metrics and rollouts that differ in anything but times."""
+    """Return lines of metrics and rollouts that differ in anything but times."""
     differing = 0
     for name in ("metrics.jsonl", "rollouts.jsonl"):
         one, other = (untimed(Path(path) / name) for path in (killed, unbroken))

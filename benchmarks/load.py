@@ -57,7 +57,7 @@ def make_model(directory: Path) -> None:
 
 
 def timed(function: Callable[..., object], seconds: list[float]) -> Callable[..., object]:
-    """The function, noting what each call takes."""
+    """Return the function, noting what each call takes."""
 
     def call(*args: object) -> object:
         started = time.perf_counter()
@@ -70,7 +70,7 @@ def timed(function: Callable[..., object], seconds: list[float]) -> Callable[...
 
 
 def load(path: str) -> tuple[float, float]:
-    """Seconds to build an engine, and of these to check its path."""
+    """Return seconds to build an engine, and of these to check its path."""
 
     async def build() -> float:
         started = time.perf_counter()

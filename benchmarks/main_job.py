@@ -32,7 +32,7 @@ PLOT = Path(__file__).parents[1] / "docs/plots/main_job"
 
 
 def run_main_job(seed: int, log_path: Path) -> tuple[float, float]:
-    """Wall-clock seconds and peak resident GB of one run."""
+    """Return wall-clock seconds and peak resident GB of one run."""
     command = [sys.executable, "-m", "es_cookbook.recipes.countdown.train_cli"]
     began = time.perf_counter()
     process = subprocess.Popen(
@@ -47,7 +47,7 @@ def run_main_job(seed: int, log_path: Path) -> tuple[float, float]:
 
 
 def gain(metrics_path: Path) -> dict[str, float]:
-    """Held-out points gained over the warm start, and how they divide."""
+    """Return held-out points gained over the warm start, and how they divide."""
     tests = [line for line in read_metrics(metrics_path) if CORRECT in line]
 
     def percent(name: str, line: dict[str, float]) -> float:

@@ -41,7 +41,7 @@ def rows_of(way: str, seed: int, directory: Path) -> list[Row]:
 
 
 def studied(name: str, directory: Path) -> list[Row]:
-    """Results of the two runs in a directory."""
+    """Return results of the two runs in a directory."""
     study = [sys.executable, "-m", "es_cookbook.plugins.markovian.study", "plots=False"]
     options = [f"log_path={directory / 'markovian'}", f"against={directory / 'open'}"]
     subprocess.run([*study, *options], check=True, stdout=subprocess.DEVNULL)

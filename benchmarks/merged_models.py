@@ -29,7 +29,7 @@ LENGTHS = (1, 9)
 
 
 async def difference_from_merged(engine: TorchEngine, model: PreTrainedModel) -> float:
-    """Greatest difference of a log-probability that the engine gives from that of merged weights.
+    """Return the greatest difference of a log-probability from that of merged weights.
 
     Base, centre and genomes sample greedily after prompts of several lengths and score; a token
     that is not the model's most probable counts as much as it is less probable. The engine was
@@ -94,7 +94,7 @@ def _difference(
 def _logprobs(
     model: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
 ) -> torch.Tensor:
-    """(tokens, vocabulary), by the model's own forward of one sequence."""
+    """Return (tokens, vocabulary), by the model's own forward of one sequence."""
     sequence = torch.tensor([[*prompt, *tokens]])
     return model(input_ids=sequence).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
 
@@ -105,7 +105,7 @@ def _undecided(
     tokens: tuple[int, ...],
     own_T_V: torch.Tensor,
 ) -> torch.Tensor:
-    """Where the model says something else once its weights are changed by a few units of float32.
+    """Return where answers change if weights change by a few units of float32.
 
     Also from a token on whose embedding is zero, as padding's can be: all its scores are equal.
     """

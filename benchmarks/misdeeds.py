@@ -69,7 +69,7 @@ def ask(text, url, key, **more):
 
 
 def ran(home: Path, way: str, is_enclosed: bool, deed: str) -> tuple[float, float, list[str]]:
-    """Seconds and megabytes of a run, and what is wrong with it; prints how rollouts ended."""
+    """Return seconds and megabytes of a run, and its errors; print how rollouts ended."""
     code, settings = BOTH[way]
     (home / "work").mkdir(exist_ok=True)
     (home / "program.py").write_text(ASK + HEAD + code)
@@ -113,7 +113,7 @@ def _text(path: Path) -> str:
 
 
 def _left() -> list[psutil.Process]:
-    """Processes of a run that has ended."""
+    """Return processes of a run that has ended."""
 
     def is_ours(process: psutil.Process) -> bool:
         try:
@@ -125,7 +125,7 @@ def _left() -> list[psutil.Process]:
 
 
 def measured(*words: str) -> list[Row]:
-    """All ways and deeds, or those that are named: ways (1 in a sandbox), `--`, deeds."""
+    """Measure all ways and deeds, or those that are named: ways (1 in a sandbox), `--`, deeds."""
     os.environ["BENCHMARK"] = _MARK
     at = words.index("--") if "--" in words else len(words)
     ways, deeds = words[:at] or ("alone0", "alone1", "worker0", "worker1"), words[at + 1 :]

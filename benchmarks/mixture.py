@@ -40,7 +40,7 @@ VARIANTS = {
 
 
 def gain(variant: str, seed: int, log_path: Path) -> float:
-    """Points that a run gains on the main part."""
+    """Return the points that a run gains on the main part."""
     options = [f"num_generations={GENERATIONS}", "eval_every=0", f"log_path={log_path}"]
     call("mixture", f"seed={seed}", *options, *VARIANTS[variant].split())
     before, after = before_and_after(log_path, MAIN)

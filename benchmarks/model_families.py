@@ -109,7 +109,7 @@ async def examine(name: str) -> Family:
 
 
 def default_model(kind: type[PreTrainedModel]) -> PreTrainedModel | None:
-    """A class at its default sizes, without memory; None if these are not a model's."""
+    """Return a class at its default sizes, without memory; None if these are not a model's."""
     try:
         with torch.device("meta"):
             model = kind(cast("type[PreTrainedConfig]", kind.config_class)())
@@ -119,7 +119,7 @@ def default_model(kind: type[PreTrainedModel]) -> PreTrainedModel | None:
 
 
 def share(model: PreTrainedModel | None) -> float | None:
-    """Share of its parameters that low-rank genomes perturb."""
+    """Return the share of its parameters that low-rank genomes perturb."""
     if model is None:
         return None
     sizes = [math.prod(i.shape) for i in parameter_infos(model) if i.kind == "linear"]
@@ -127,7 +127,7 @@ def share(model: PreTrainedModel | None) -> float | None:
 
 
 def left_out(model: PreTrainedModel) -> str:
-    """Modules with unperturbed matrices, excluding embeddings, routers and convolutions."""
+    """Return modules with unperturbed matrices, excluding embeddings, routers and convolutions."""
     names = {
         info.name.partition("[")[0] for info in parameter_infos(model) if info.kind == "linear"
     }
@@ -148,7 +148,7 @@ def left_out(model: PreTrainedModel) -> str:
 
 @torch.no_grad()
 def exported(model: PreTrainedModel) -> str:
-    """The exports of a run on this model that answer as its centre."""
+    """Return the exports of a run on this model that answer as its centre."""
     from peft import PeftModel
 
     with tempfile.TemporaryDirectory() as directory:
@@ -188,14 +188,14 @@ def save(model: PreTrainedModel, path: Path) -> None:
 
 
 def same(found: nn.Module, expected: nn.Module) -> bool:
-    """Whether two models give the same log-probabilities for a few tokens."""
+    """Return whether two models give the same log-probabilities for a few tokens."""
     tokens = torch.randint(3, VOCABULARY, (1, 12), generator=torch.Generator().manual_seed(1))
     a, b = (m(input_ids=tokens).logits.log_softmax(-1) for m in (found, expected))
     return float((a - b).abs().max()) <= TOLERANCE
 
 
 def known_to_vllm(families: Iterable[Family]) -> list[Family]:
-    """The families, with what the installed vLLM's registry says of each class."""
+    """Return the families, with what the installed vLLM's registry says of each class."""
     from vllm import ModelRegistry
     from vllm.model_executor.models.interfaces import supports_lora
 
@@ -218,21 +218,21 @@ def known_to_vllm(families: Iterable[Family]) -> list[Family]:
 
 
 def documented(page: str) -> dict[str, str]:
-    """Class -> path in words, as the page's table has it."""
+    """Return class -> path in words, as the page's table has it."""
     table = page.partition(TABLE)[2].partition(_end(TABLE))[0]
     cells = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
     return {name: path for names, path, *_ in cells[2:] for name in names.split(", ")}
 
 
 def counts(paths: Mapping[str, str]) -> tuple[int, int, int]:
-    """The numbers of classes that are right, refused and not tried."""
+    """Return the numbers of classes that are right, refused and not tried."""
     refused = sum(path.startswith("refused") for path in paths.values())
     not_tried = sum(path.startswith("not tried") for path in paths.values())
     return len(paths) - refused - not_tried, refused, not_tried
 
 
 def said_of(paths: Mapping[str, str]) -> str:
-    """The counts as text for the page."""
+    """Return the counts as text for the page."""
     right, refused, not_tried = counts(paths)
     return (
         f"Of the {len(paths)} causal language model classes of transformers, {right} are right, "
@@ -241,7 +241,7 @@ def said_of(paths: Mapping[str, str]) -> str:
 
 
 def table_of(families: Iterable[Family]) -> str:
-    """A Markdown table with one row for all classes that are alike."""
+    """Return a Markdown table with one row for all classes that are alike."""
     groups: defaultdict[tuple[str, ...], list[Family]] = defaultdict(list)
     for f in families:
         perturbed = "experts too" * f.experts
@@ -270,7 +270,7 @@ def table_of(families: Iterable[Family]) -> str:
 
 
 def rewrite(page: str, families: Iterable[Family]) -> str:
-    """The page with this table and its counts."""
+    """Return the page with this table and its counts."""
     table = table_of(families)
     page = _replace(page, TABLE, f"\n\n{table}\n\n")
     return _replace(page, COUNTS, f"\n{said_of(documented(page))}\n")

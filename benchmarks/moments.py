@@ -104,7 +104,7 @@ class Desk:
             )
 
     def lines(self) -> list[str]:
-        """The output of the last command."""
+        """Return the output of the last command."""
         return (self.path / "output.txt").read_text().splitlines()
 
     def comes(self, process: "subprocess.Popen[str]", pattern: str) -> bool:
@@ -156,7 +156,7 @@ def seen(desk: Desk, case: Case) -> Seen:
 
 
 def wrong_end(code: int, took: float, lines: Sequence[str]) -> str:
-    """Errors in the way it ended."""
+    """Return errors in the way it ended."""
     if code != 130 or took > ENDS_WITHIN:
         return f"code {code} after {took:.1f} s"
     if not lines or not lines[-1].startswith("interrupted"):
@@ -168,7 +168,7 @@ def wrong_end(code: int, took: float, lines: Sequence[str]) -> str:
 
 
 def wrong_files(desk: Desk, stage: str) -> str:
-    """Files that should not be left."""
+    """Return files that should not be left."""
     left = [*desk.path.rglob("*.partial"), *desk.path.glob("run/lock")]
     if left or (desk.path / "out").exists():
         return f"left {[str(path) for path in left] or 'out'}"
@@ -179,7 +179,7 @@ def wrong_files(desk: Desk, stage: str) -> str:
 
 
 def wrong_advice(desk: Desk, case: Case, said: str) -> str:
-    """Errors in the claims of the last line, and in following its advice."""
+    """Return errors in the claims of the last line, and in following its advice."""
     if said.endswith((AGAIN, NOT_WRITTEN)):
         if (desk.path / "run").exists():
             return "the run has begun"
@@ -197,7 +197,7 @@ def wrong_advice(desk: Desk, case: Case, said: str) -> str:
 
 
 def times(desk: Desk, words: Sequence[str], cache: str, lines: Sequence[str]) -> list[float]:
-    """Seconds of a command to each of these lines, from the one before."""
+    """Return seconds of a command to each of these lines, from the one before."""
     process, found = desk.start(words, cache), list[float]()
     for line in lines:
         began = time.monotonic()
@@ -210,7 +210,7 @@ def times(desk: Desk, words: Sequence[str], cache: str, lines: Sequence[str]) ->
 
 
 def cases(desk: Desk, moments: int) -> list[Case]:
-    """Moments spread over the stages, as long as they take undisturbed."""
+    """Return moments spread over the stages, as long as they take undisturbed."""
     train = command("train", *OPTIONS)
     given = [*train, *GIVEN]
     loads, searches, evaluates, goes_on = (

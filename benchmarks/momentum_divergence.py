@@ -43,7 +43,7 @@ Change = Callable[[Step], Step]
 
 
 def distances(builder: OptimizerBuilder, seed: int, change: Change) -> NDArray[np.float64]:
-    """Distances from the optimum, initially and after each generation, in units of the first."""
+    """Return distances from the optimum at first and after each generation, over the first."""
     space = FullRankSpace({NAME: (DIMENSIONS,)})
     optimizer = builder(run_seed=seed, num_generations=GENERATIONS, space=space)
     centre = Centre({NAME: torch.ones(DIMENSIONS)}, space, num_threads=1)
@@ -59,7 +59,7 @@ def distances(builder: OptimizerBuilder, seed: int, change: Change) -> NDArray[n
 
 
 def summed() -> Change:
-    """Turn the steps of plain es, alpha · g, into v <- m v + alpha · g."""
+    """Return the steps of plain es, alpha · g, as v <- m v + alpha · g."""
     steps = deque[Step](maxlen=REMEMBERED)
 
     def change(step: Step) -> Step:
@@ -81,7 +81,7 @@ def as_it_is() -> Change:
 
 
 def curves(builder: OptimizerBuilder, make_change: Callable[[], Change]) -> NDArray[np.float64]:
-    """Seeds x generations."""
+    """Return curves of seeds x generations."""
     return np.array([distances(builder, seed, make_change()) for seed in SEEDS])
 
 

@@ -63,7 +63,7 @@ class Reached:
         self._now = ""
 
     def by(self, path: str, lines: range | None) -> tuple[str, ...]:
-        """Beginnings of the names of tests that reach any of these lines; of all lines if None."""
+        """Return beginnings of the names of tests that reach these lines; of all lines if None."""
         pairs = self.lines.items()
         of = [tests for (of, line), tests in pairs if of == path and (not lines or line in lines)]
         return tuple(set[str]().union(*of))
@@ -71,7 +71,7 @@ class Reached:
     def chosen(
         self, path: str, items: Sequence[pytest.Item], tests: tuple[str, ...]
     ) -> list[pytest.Item]:
-        """The tests of these names, as many as there is time for.
+        """Return the tests of these names, as many as there is time for.
 
         Those of the module's own file come first, and then the quickest.
         """
@@ -121,7 +121,7 @@ class Session:
         self.counts = Counter[str]()
 
     def pytest_sessionstart(self) -> None:
-        """Act before pytest imports the tests, which would rewrite their assertions."""
+        """Run before pytest imports the tests, which would rewrite their assertions."""
         for path in self._lines:
             importlib.import_module(dotted(path))
 
@@ -236,7 +236,7 @@ def run(tests: Sequence[str], plugin: object) -> int:
 
 
 def changed_lines(revision: str) -> dict[str, set[int]]:
-    """Changed lines of the package's modules, since a revision."""
+    """Return changed lines of the package's modules, since a revision."""
     command = ["git", "diff", "-U0", "--diff-filter=d", revision, "--", "es_cookbook/*.py"]
     diff = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     found: dict[str, set[int]] = defaultdict(set)

@@ -66,7 +66,7 @@ def _short(text: str) -> str:
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, object]]:
-    """Fields of a node, each with another value."""
+    """Yield fields of a node, each with another value."""
     match node:
         case ast.BinOp() | ast.AugAssign() | ast.BoolOp() | ast.UnaryOp() if (
             type(node.op) in _OTHER
@@ -103,7 +103,7 @@ def _negated(test: ast.expr) -> ast.expr:
 
 
 def _sites(node: ast.AST, shown: ast.AST, statement: ast.AST) -> Iterator[tuple[ast.AST, Any, Any]]:
-    """This node and those below, each with the nearest that has a line, and with its statement."""
+    """Yield this node and those below, each with the nearest that has a line and its statement."""
     if isinstance(node, _SKIPPED):
         return
     if isinstance(node, ast.Call) and ast.unparse(node.func) in _SKIPPED_CALLS:
@@ -122,7 +122,7 @@ def _sites(node: ast.AST, shown: ast.AST, statement: ast.AST) -> Iterator[tuple[
 
 
 def _changed_functions(before: CodeType, after: CodeType) -> dict[CodeType, CodeType] | None:
-    """Outermost functions that differ; None if anything outside of functions does."""
+    """Return outermost functions that differ; None if anything outside of functions does."""
     found: dict[CodeType, CodeType] = {}
     if (before.co_code, before.co_names) != (after.co_code, after.co_names):
         return None

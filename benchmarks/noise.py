@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def against_randn(kind: NoiseKind, label: str, size: int) -> list[Row]:
-    """Enough calls a repeat that each takes tens of milliseconds."""
+    """Measure with enough calls a repeat that each takes tens of milliseconds."""
     ours, theirs = np.empty(size, np.float32), torch.empty(size)
     calls = ELEMENTS_A_REPEAT // size
 

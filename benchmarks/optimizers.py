@@ -62,7 +62,7 @@ OWN_SPACES: Mapping[str, SearchSpaceBuilder] = {
 
 
 def space_of(name: str) -> SearchSpaceBuilder:
-    """The search space of an optimizer."""
+    """Return the search space of an optimizer."""
     return OWN_SPACES.get(name, LowRank())
 
 
@@ -101,7 +101,7 @@ def drive(name: str, num_generations: int = GENERATIONS) -> Driven:
 
 
 def main_job_seconds() -> list[float]:
-    """Seconds of the main job's generations, after the first."""
+    """Return seconds of the main job's generations, after the first."""
     with tempfile.TemporaryDirectory() as log_path:
         config = CLIConfig(
             log_path=log_path,
@@ -115,7 +115,7 @@ def main_job_seconds() -> list[float]:
 
 
 def grown_by(name: str) -> int:
-    """Bytes by which this process grows at most while an optimizer moves a centre."""
+    """Return the most bytes by which this process grows while an optimizer moves a centre."""
     centre = centre_of(BUNDLED_MODEL, space_of(name))
     centre.apply(drive(name, 1).steps[0])  # What is needed once: tables, threads.
     before = most = own_bytes()
@@ -135,7 +135,7 @@ def grown_by(name: str) -> int:
 
 
 def rows_of(name: str, es_centre: Centre, es_step: Step, generation_seconds: float) -> list[Row]:
-    """Rows of one optimizer."""
+    """Return rows of one optimizer."""
     driven = drive(name)
     centre = centre_of(BUNDLED_MODEL, OWN_SPACES[name]) if name in OWN_SPACES else es_centre
     last = driven.seconds[-LAST:]

@@ -61,7 +61,7 @@ CORRECT = "test/env/all/correct"
 
 
 def length_of(*which: int) -> int:
-    """Tokens of one answer; the same on every engine."""
+    """Return tokens of one answer, the same on every engine."""
     u = random.Random(derive_seed(0, "length", *which)).random()
     return min(LONGEST, round(MEDIAN * (2 * (1 - u)) ** (-1 / SHAPE)))
 
@@ -73,11 +73,11 @@ class Tailed(Env):
         self._observation = Observation(tuple(prompt_T), max_tokens=length, is_last=True)
 
     async def initial_observation(self) -> Observation:
-        """The prompt, and how long its answer is."""
+        """Return the prompt, and how long its answer is."""
         return self._observation
 
     async def step(self, action: Action) -> StepResult:
-        """Any reward will do, as long as genomes differ."""
+        """Return any reward by which genomes differ."""
         return StepResult(reward=sum(action.tokens_T) % 7 / 7, done=True)
 
 
@@ -89,7 +89,7 @@ class TailedBuilder(EnvGroupBuilder):
         self._which = generation, number
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
-        """An Env for each attempt."""
+        """Return an Env for each attempt."""
         lengths = [length_of(*self._which, i) for i in range(num_envs)]
         return EnvGroup([Tailed(self._prompt_T, length) for length in lengths])
 
@@ -101,15 +101,15 @@ class TailedDataset(RLDataset):
         self._prompts_P = prompts_P
 
     def get_batch(self, generation: int) -> Sequence[EnvGroupBuilder]:
-        """All prompts, with this generation's lengths."""
+        """Return all prompts, with this generation's lengths."""
         return [TailedBuilder(prompt, generation, p) for p, prompt in enumerate(self._prompts_P)]
 
     def __len__(self) -> int:
-        """Number of prompts."""
+        """Return the number of prompts."""
         return len(self._prompts_P)
 
     async def validate(self, context_length: int) -> None:
-        """Every prompt has an answer."""
+        """Check that every prompt has an answer."""
 
 
 @chz.chz
@@ -124,7 +124,7 @@ class TailedDatasetBuilder(RLDatasetBuilder):
 
 
 def run_once(model: Path, log_path: Path, staleness: int) -> tuple[float, float]:
-    """Utilisation of the engines, and tokens per second, of one run."""
+    """Return utilisation of the engines, and tokens per second, of one run."""
     config = Config(
         model_name=str(model),
         dataset=TailedDatasetBuilder(),
@@ -146,7 +146,7 @@ def run_once(model: Path, log_path: Path, staleness: int) -> tuple[float, float]
 
 
 def busy_share(profile: Path) -> float:
-    """The share of time, after the first generations, in which engines were busy."""
+    """Return the share of time, after the first generations, in which engines were busy."""
     events = json.loads(profile.read_text())["traceEvents"]
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     spans = defaultdict[str, list[tuple[str, float, float]]](list)
@@ -166,7 +166,7 @@ def busy_share(profile: Path) -> float:
 
 
 def busy() -> list[Row]:
-    """Two engines, with overlap and without, by turns."""
+    """Measure two engines, with overlap and without, by turns."""
     lengths = sorted(
         length_of(g, p, i) for g in range(4) for p in range(PROBLEMS) for i in range(GENOMES)
     )
@@ -190,7 +190,7 @@ def busy() -> list[Row]:
 
 
 def learning() -> list[Row]:
-    """The main job, with overlap and without."""
+    """Run the main job, with overlap and without."""
     rows: list[Row] = []
     gained: list[float] = []
     with tempfile.TemporaryDirectory() as directory:

@@ -31,7 +31,7 @@ OF_JUDGE = ("answers", "judgements", "first_wins", "swap_changes")
 
 
 def measured(variant: str, seed: int, log_path: Path) -> dict[str, float]:
-    """Right answers in percent, before and after; and means over the generations."""
+    """Return right answers in percent, before and after, and means over the generations."""
     options = [*VARIANTS[variant].split(), f"seed={seed}", f"log_path={log_path}", "eval_every=0"]
     call("pairwise", *options)
     before, after = before_and_after(log_path, CORRECT)

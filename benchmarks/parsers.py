@@ -90,7 +90,7 @@ def _math(text: str) -> list[str]:
 
 
 def _code_rows(text: str) -> None:
-    """A row of tests and solutions, which are JSON."""
+    """Return a row of tests and solutions, which are JSON."""
     rows = {"input_output": text, "solutions": text}, {"input_output": '{"inputs": []', "x": text}
     for fields in rows:
         read_code_problem(Row("row 1", {"question": "?", **fields}), 8)
@@ -186,7 +186,7 @@ _TIMES = st.sampled_from([*[1] * 24, 10, 100, 1000, 10_000, 100_000, 1_000_000])
 
 @st.composite
 def texts(draw: st.DrawFn, longest: int) -> str:
-    """Pieces, or few of them very often, in tags or not."""
+    """Return texts of many pieces, or of few that are repeated, in tags or not."""
     opening, closing = draw(_AROUND)
     short = draw(_SHORT)
     times = draw(_TIMES)
@@ -196,7 +196,7 @@ def texts(draw: st.DrawFn, longest: int) -> str:
 
 
 def seconds_of(parser: Parser, text: str) -> float:
-    """Processor time of reading a text, the least of some tries if the first takes too long.
+    """Return processor time of reading a text, the least of some tries if the first is long.
 
     Raises:
         Exception: What the parser does not document.
@@ -213,7 +213,7 @@ def seconds_of(parser: Parser, text: str) -> float:
 
 
 def slowest(parser: Parser, cases: int) -> tuple[float, int]:
-    """The longest time of any text in seconds, and how many texts were tried.
+    """Return the longest time of any text in seconds, and how many texts were tried.
 
     Raises:
         Exception: A parser raised what it does not document; Hypothesis prints the text.

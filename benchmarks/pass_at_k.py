@@ -63,7 +63,7 @@ class HiddenOperatorEnv(ProblemEnv):
         self.hidden = hidden
 
     def grade(self, text: str) -> Grade:
-        """1 for the hidden operator."""
+        """Return 1 for the hidden operator."""
         right = float(text == self.hidden)
         return Grade(right, {"correct": right})
 
@@ -77,7 +77,7 @@ class HiddenOperatorDatasetBuilder(RLDatasetBuilder):
     num_test: int = chz.field(default=500, doc="held-out problems")
 
     async def __call__(self, tokenizer: PreTrainedTokenizerBase) -> Datasets:
-        """Countdown's problems, with an operator hidden in each."""
+        """Return Countdown's problems, with an operator hidden in each."""
 
         def problems(split: Split, count: int) -> list[ProblemGroupBuilder]:
             found: list[ProblemGroupBuilder] = []
@@ -96,7 +96,7 @@ class HiddenOperatorDatasetBuilder(RLDatasetBuilder):
 
 
 def config(k: int, seed: int, log_path: Path) -> Config:
-    """A run that pays for pass@k."""
+    """Return a run that rewards pass@k."""
     return Config(
         model_name=str(BUNDLED_MODEL),
         dataset=HiddenOperatorDatasetBuilder(),
@@ -127,7 +127,7 @@ class Measured:
     after: Mapping[int, float]
 
     def gain(self, k: int) -> float:
-        """Points of pass@k."""
+        """Return points of pass@k."""
         return self.after[k] - self.before[k]
 
 
@@ -145,7 +145,7 @@ def measured(k: int, seed: int) -> Measured:
 
 
 def main() -> None:
-    """Both objectives with every seed, by turns."""
+    """Run both objectives with every seed, by turns."""
     runs: dict[int, list[Measured]] = {1: [], 4: []}
     for seed in SEEDS:
         for k, of_k in runs.items():

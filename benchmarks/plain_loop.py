@@ -16,7 +16,7 @@ SIGMA = 0.005
 
 
 def _plain_product(layer: nn.Module, remove_weight: bool) -> None:
-    """Replaces the function that packs a layer's weight."""
+    """Replace the function that packs a layer's weight."""
     del remove_weight
     vars(layer)["cpu_linear"] = nn.functional.linear  # `__setattr__` is for modules
 
@@ -35,7 +35,7 @@ class NoisyWorker:
             parameter.data.add_(noise, alpha=scale)
 
     def num_elements(self) -> int:
-        """Number of elements of all parameters that noise is added to."""
+        """Return the number of elements of all parameters that noise is added to."""
         return sum(parameter.numel() for parameter in self._parameters())
 
     def _parameters(self) -> Iterator[nn.Parameter]:

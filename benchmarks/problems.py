@@ -73,7 +73,7 @@ class Problem:
         return uniform.astype(np.float32)
 
     def told(self, x_G_N: Points) -> NDArray[np.float32]:
-        """The values as both sides are told them: JAX has no more digits, and digits break ties."""
+        """Return values with the digits that JAX has, since digits break ties."""
         return self.f(x_G_N).astype(np.float32)
 
     def at(self, x_N: Points) -> float:

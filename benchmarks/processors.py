@@ -97,7 +97,7 @@ class Cap:
     environment: Mapping[str, str]
 
     def suits(self, flags: frozenset[str]) -> bool:
-        """Whether a processor with these flags can stand for one that has less."""
+        """Return whether a processor with these flags can stand for one that has less."""
         return self.leaves <= flags and bool(self.takes & flags)
 
 
@@ -132,7 +132,7 @@ CAPS = {
 
 
 def caps_of(flags: frozenset[str]) -> dict[str, Cap]:
-    """The caps that a processor allows, by name: `none` first."""
+    """Return the caps that a processor allows, by name, `none` first."""
     return {"none": NO_CAP} | {name: cap for name, cap in CAPS.items() if cap.suits(flags)}
 
 
@@ -146,12 +146,12 @@ def in_capped_process(cap: Cap, function: Callable[..., _T], *arguments: object)
 
 
 def _fresh_process() -> ProcessPoolExecutor:
-    """A process whose abort is an error here, not an endless wait."""
+    """Return a process whose abort is an error here, not an endless wait."""
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 
 def speed_rows(file: str, cap: str) -> list[Row]:
-    """Rows of every case, in this process."""
+    """Measure every case in this process."""
     loop = asyncio.new_event_loop()
     cases = [
         dataclasses.replace(case, genomes=GENOMES[name]) for name, case in cases_of(file).items()
@@ -179,12 +179,12 @@ def speed_rows(file: str, cap: str) -> list[Row]:
 def _processor_seconds(
     functions: Mapping[str, Callable[[], object]],
 ) -> dict[str, list[float]]:
-    """Processor seconds of functions, by turns, once after a warm-up round."""
+    """Return processor seconds of functions, by turns, once after a warm-up round."""
     return {name: each.processor for name, each in measured(functions, repeats=1).items()}
 
 
 def kept_of(short: Mapping[str, Sequence[float]]) -> list[str]:
-    """The dtypes, of those that took so long, that are not much slower than the other."""
+    """Return the dtypes, of those that took so long, that are not much slower than the other."""
     best = min(short[dtype][0] for dtype in DTYPES)
     return [dtype for dtype in DTYPES if short[dtype][0] <= _MUCH_SLOWER * best]
 
@@ -196,7 +196,7 @@ def _fastest(seconds: Mapping[str, Sequence[float]]) -> str:
 def case_rows(
     name: str, contests: Mapping[str, Contest], kept: Sequence[str], best: str
 ) -> list[Row]:
-    """Rows of the case that the contests are at: dtypes that are kept; the best for `generate`."""
+    """Measure the current case of the contests, with kept dtypes, the best one for `generate`."""
     own = [each for each in (AUTO, *kept, INT8) if each in contests]
     populations = {dtype: contests[dtype].population for dtype in own}
     generate = partial(contests[best].generate, _GENERATED)
@@ -246,7 +246,7 @@ def _ratio_rows(
 def _share_rows(
     name: str, floors: Mapping[str, Sequence[float]], auto: Sequence[float]
 ) -> list[Row]:
-    """The floor's share of `auto`'s time, by kernel; the fastest has a goal."""
+    """Return the floor's share of `auto`'s time, by kernel; the fastest has a goal."""
     fastest = _fastest(floors)
     return [
         row(
@@ -260,7 +260,7 @@ def _share_rows(
 
 
 def peak_bytes(file: str, dtype: Literal["auto", "bfloat16"]) -> int:
-    """Most memory that this process has had after a short generation and a step."""
+    """Return this process's peak memory after a short generation and a step."""
     loop = asyncio.new_event_loop()
     builder = TorchEngineBuilder(dtype=dtype)
     engine = loop.run_until_complete(builder(model_name=file, search_space=LowRank(rank=1)))
@@ -273,7 +273,7 @@ def peak_bytes(file: str, dtype: Literal["auto", "bfloat16"]) -> int:
 
 
 def memory_rows(file: str, name: str, cap: Cap) -> list[Row]:
-    """Peak memory of `auto` beside that of bfloat16 products, each in a separate process."""
+    """Measure the peak memory of `auto` and of bfloat16 products, each in a separate process."""
     auto, narrow = (in_capped_process(cap, peak_bytes, file, dtype) for dtype in (AUTO, "bfloat16"))
     return [
         row(f"{name}: peak memory, auto", [auto / 2**20], "MiB"),
@@ -303,7 +303,7 @@ def start_llama(file: str, slots: int, threads: int) -> str:
 
 
 def ask_llama(prompts_P: Sequence[Sequence[int]], tokens: int) -> tuple[float, float]:
-    """Wall-clock and processor seconds of so many greedy tokens for each prompt, all at once."""
+    """Return wall-clock and processor seconds of greedy tokens for all prompts at once."""
     options = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": True}
     requests = [{"prompt": list(prompt), **options} for prompt in prompts_P]
     began, spent = time.perf_counter(), time.process_time()
@@ -316,7 +316,7 @@ def ask_llama(prompts_P: Sequence[Sequence[int]], tokens: int) -> tuple[float, f
 
 @contextlib.contextmanager
 def llama_processes(file: str, slots: int) -> Generator[dict[str, ProcessPoolExecutor]]:
-    """Servers of llama.cpp with so many slots: with a thread per core, and with one."""
+    """Yield servers of llama.cpp with so many slots: with a thread per core, and with one."""
     with contextlib.ExitStack() as stack:
         processes: dict[str, ProcessPoolExecutor] = {}
         for threads in sorted({1, num_cores()}):
@@ -330,7 +330,7 @@ def llama_processes(file: str, slots: int) -> Generator[dict[str, ProcessPoolExe
 
 
 def llama_rows(contests: Mapping[str, Contest], file: str, at_once: int, repeats: int) -> list[Row]:
-    """Rows of so many answers at once of the unperturbed model, by turns, new ones every time."""
+    """Measure so many answers at once of the unperturbed model, by turns, new ones every time."""
     contest = next(iter(contests.values()))
     tokens = contest.case.tokens
     prompts_P = contest.case.prompts(contest.engine.tokenizer, at_once * (repeats + 1))
@@ -383,7 +383,7 @@ def _beside_llama(
 
 
 def beside_llama(file: str) -> list[Row]:
-    """Rows of llama.cpp, for each number of answers at once."""
+    """Measure llama.cpp, for each number of answers at once."""
     if importlib.util.find_spec("xllamacpp") is None:
         raise SystemExit("xllamacpp is not installed: pip install 'es-cookbook[compare]'")
     loop = asyncio.new_event_loop()
@@ -406,7 +406,7 @@ def beside_llama(file: str) -> list[Row]:
 
 
 def under_caps(file: str, caps: Mapping[str, Cap]) -> list[Row]:
-    """Rows of each cap."""
+    """Measure each cap."""
     rows: list[Row] = []
     for name, cap in caps.items():
         rows += in_capped_process(cap, speed_rows, file, name)

@@ -45,13 +45,13 @@ class Rollouts:
         self.groups_P: list[TrajectoryGroup] = []
 
     async def run(self) -> None:
-        """One generation."""
+        """Run one generation."""
         batch = self.dataset.get_batch(0)
         self.groups_P = await self.sampler.rollout(0, batch, GENOMES_G)
 
 
 async def bytes_a_genome(rollouts: Rollouts, pool: RayPool) -> tuple[float, float]:
-    """Bytes sent per genome and generation, excluding questions; and of the questions."""
+    """Return bytes sent per genome and generation, without questions; and those of questions."""
     before = pool.stats()
     await rollouts.run()
     await pool.apply(STEP)

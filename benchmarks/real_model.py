@@ -56,7 +56,7 @@ def _sum_of(a: int, b: int) -> str:
 def _prompts(
     before: str, tokenizer: PreTrainedTokenizerBase, problems: int
 ) -> list[tuple[int, ...]]:
-    """Sums of two numbers of two digits, after the same text, as a chat's first message."""
+    """Return sums of two numbers of two digits, after the same text, as a chat's first message."""
     rng = random.Random(0)
     pairs = [(rng.randrange(10, 100), rng.randrange(10, 100)) for _ in range(problems)]
     chats = [[{"role": "user", "content": before + _sum_of(*pair)}] for pair in pairs]
@@ -66,7 +66,7 @@ def _prompts(
 
 
 def cases_of(file: str) -> dict[str, Case]:
-    """Both, of the model of a GGUF file."""
+    """Return both cases, of the model of a GGUF file."""
     directory = model_directory(file)
     examples = "".join(f"{_sum_of(a, b)}\n{a + b}\n" for a, b in _EXAMPLES)
     sums = Case(
@@ -107,7 +107,7 @@ def _rows_of(loop: asyncio.AbstractEventLoop, case: Case) -> list[Row]:
 
 
 async def _beside_vllm(case: Case, at_least: float) -> list[Row]:
-    """Generations of both engines, by turns, after one that does not count."""
+    """Measure generations of both engines, by turns, after one that does not count."""
     with tempfile.TemporaryDirectory() as directory:
         path = str(case.make(Path(directory)))
         builders: dict[str, EngineBuilder] = {

@@ -51,7 +51,7 @@ class Job:
 
 
 def chat(task: str, points: float = 20, minutes: float = 15) -> Job:
-    """The chat model at one of its tasks."""
+    """Return the job of the chat model at one of its tasks."""
     given = f"model_name={CHAT_MODEL}", f"dataset.task={task}"
     return Job(points=points, minutes=minutes, options=given)
 
@@ -82,17 +82,17 @@ JOBS: Mapping[str, Job] = {
 
 
 def words(name: str) -> tuple[str, ...]:
-    """The command of a job."""
+    """Return the command of a job."""
     return ("chat" if name.startswith("chat_") else name, *JOBS[name].options)
 
 
 def broken(*options: str) -> tuple[str, ...]:
-    """Countdown with settings that cannot learn."""
+    """Return the command of Countdown with settings that cannot learn."""
     return ("countdown", "num_generations=6", "eval_every=3", *options)
 
 
 def scored(reward: str, num_generations: int = 6) -> tuple[str, ...]:
-    """Countdown's model with a reward of this module, on bundled rows."""
+    """Return the command of Countdown's model with a reward of this module, on bundled rows."""
     given = f"reward=benchmarks.recipes:{reward}", f"model_name={BUNDLED_MODEL}"
     data = f"data={ROOT / 'recipes/questions.jsonl'}", "prompt={numbers}={target}\n"
     size = "batch=8", "sampling.max_tokens=32", "optimizer.population_size=32"
@@ -168,19 +168,19 @@ def rows_of(job_name: str, seed: int) -> list[Row]:
 
 
 def constant(text: str, row: Mapping[str, object]) -> float:
-    """A reward from which nothing can be learned."""
+    """Return a reward from which nothing can be learned."""
     del text, row
     return 0.5
 
 
 def never(text: str, row: Mapping[str, object]) -> float:
-    """A reward that takes no answer as right."""
+    """Return a reward that takes no answer as right."""
     del text, row
     return 0.0
 
 
 def thinned(log_path: Path) -> str:
-    """The metrics of a run that findings read, a line per generation."""
+    """Return the metrics of a run that findings read, a line per generation."""
     rows = [
         {key: float(f"{value:.6g}") for key, value in row.items() if _READ.match(key)}
         for row in read_metrics(log_path / METRICS)

@@ -117,7 +117,7 @@ def answer(numbers: list[int], long: bool) -> str:
 
 
 def open_page(path: Path, repeats: int = 5) -> tuple[list[float], list[float], list[float]]:
-    """Seconds to the first chart by the clock and of processors; megabytes when all is unpacked."""
+    """Return seconds to the first chart by the clock and of processors, and unpacked megabytes."""
     from playwright.sync_api import sync_playwright
 
     seconds, busy, megabytes = [], [], []
@@ -139,7 +139,7 @@ def open_page(path: Path, repeats: int = 5) -> tuple[list[float], list[float], l
 
 
 def memory_of_browser() -> float:
-    """Memory of all of its processes, in megabytes."""
+    """Return memory of all of its processes, in megabytes."""
     return sum(process.memory_full_info().pss for process in browsers()) / 1e6
 
 

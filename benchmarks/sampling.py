@@ -79,7 +79,7 @@ COPIED = 1 << 26
 
 
 def _countdown_prompts(tokenizer: PreTrainedTokenizerBase, problems: int) -> list[tuple[int, ...]]:
-    """First turns of Countdown problems."""
+    """Return first turns of Countdown problems."""
 
     async def make() -> list[tuple[int, ...]]:
         dataset = await CountdownDatasetBuilder(problems_per_generation=problems)(tokenizer)
@@ -113,7 +113,7 @@ class Case:
 
 
 def endless_model(directory: Path, source: str | Path = BUNDLED_MODEL) -> Path:
-    """A model, the bundled one if none is named, without end-of-sequence tokens."""
+    """Write a model, the bundled one if none is named, without end-of-sequence tokens."""
     if source != directory:
         shutil.copytree(source, directory, dirs_exist_ok=True)
     for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
@@ -131,7 +131,7 @@ def _save_random(
     config: PreTrainedConfig,
     dtype: torch.dtype = torch.float32,
 ) -> Path:
-    """A random model with the bundled tokenizer, without end-of-sequence tokens."""
+    """Write a random model with the bundled tokenizer, without end-of-sequence tokens."""
     shutil.copytree(BUNDLED_MODEL, directory, dirs_exist_ok=True)
     torch.manual_seed(0)
     with torch.device("cpu"):
@@ -145,7 +145,7 @@ def _save_random(
 
 
 def hybrid_model(directory: Path) -> Path:
-    """A random model of convolutions and attention, 6 M parameters."""
+    """Write a random model of convolutions and attention, 6 M parameters."""
     endless_model(directory)
     config = Lfm2Config(
         vocab_size=len(AutoTokenizer.from_pretrained(directory)),
@@ -163,7 +163,7 @@ def hybrid_model(directory: Path) -> Path:
 
 
 def model_of_20m(directory: Path) -> Path:
-    """A random Qwen2 of 20 M parameters."""
+    """Write a random Qwen2 of 20 M parameters."""
     config = Qwen2Config(
         vocab_size=64,
         hidden_size=512,
@@ -179,7 +179,7 @@ def model_of_20m(directory: Path) -> Path:
 
 
 def model_of_half_a_billion(directory: Path) -> Path:
-    """A random model of Qwen2.5-0.5B's shape, in bfloat16."""
+    """Write a random model of Qwen2.5-0.5B's shape, in bfloat16."""
     config = Qwen2Config(
         vocab_size=151_936,
         hidden_size=896,
@@ -213,7 +213,7 @@ HYBRID = Case("hybrid (its own forward)", hybrid_model, "float32", generate=0.7)
 
 
 def _heights(rows: int) -> list[int]:
-    """Rows in runs of at most `_ROWS`."""
+    """Return rows in runs of at most `_ROWS`."""
     return [min(_ROWS, rows - first) for first in range(0, rows, _ROWS)]
 
 
@@ -258,7 +258,7 @@ class Floor:
         return [torch.ones(2, COPIED // 2) for _ in range(self.threads)]
 
     def kernels(self) -> dict[str, Callable[[], None]]:
-        """Every kernel for products in the model's dtype, as functions that run all of them."""
+        """Return the kernels for the model's dtype, as functions that run all products."""
         dtype = self._chunks[0][0].dtype
         plain = "MKL" if dtype == torch.float32 else "oneDNN"
         linear = torch.nn.functional.linear
@@ -283,7 +283,7 @@ class Floor:
         return {name: self._on_all(products, dtype) for name, products in found.items()}
 
     def by(self, product: Callable[..., torch.Tensor], dtype: torch.dtype) -> Callable[[], None]:
-        """All products of rows of this dtype by a kernel that takes the weights as they are."""
+        """Run all products of rows of this dtype by a kernel that takes the weights as they are."""
         return self._on_all([(weight, product) for weight, _ in self._chunks], dtype)
 
     def _on_all(
@@ -329,7 +329,7 @@ class Floor:
 async def sample(
     engine: "TorchEngine", targets: list[int | str], prompts: list[tuple[int, ...]], tokens: int
 ) -> None:
-    """Every target samples so many tokens for every prompt."""
+    """Sample so many tokens of every target for every prompt."""
     params = SamplingParams(max_tokens=tokens)
     actions = await asyncio.gather(
         *(
@@ -342,7 +342,7 @@ async def sample(
 
 
 async def first_prompt(builder: EnvGroupBuilder) -> tuple[int, ...]:
-    """The prompt of a problem's first turn."""
+    """Return the prompt of a problem's first turn."""
     group = await builder.make_envs(1)
     observation = await group.envs[0].initial_observation()
     await group.close()
@@ -377,7 +377,7 @@ class Contest:
         self._mask = torch.tensor([[0] * n + [1] * len(p) for n, p in rows])
 
     def generate(self, genomes: int | None = None) -> None:
-        """All requests, or so many genomes', as one batch of the unperturbed model."""
+        """Answer all requests, or so many genomes', as one batch of the unperturbed model."""
         rows = (genomes or self.case.genomes) * self.case.problems
         with torch.inference_mode():
             out = self.model.generate(
@@ -395,15 +395,15 @@ class Contest:
         self.loop.run_until_complete(sample(self.engine, targets, self.prompts, self.case.tokens))
 
     def unperturbed(self) -> None:
-        """The same requests, of as many genomes that are the centre, and share as much."""
+        """Answer the same requests, of as many genomes that are the centre, and share as much."""
         self.answer([Genome()] * self.case.genomes, list(range(self.case.genomes)))
 
     def population(self) -> None:
-        """The same requests, of every genome."""
+        """Answer the same requests, of every genome."""
         self.answer(self.genomes, list(range(self.case.genomes)))
 
     def one_genome(self) -> None:
-        """The requests of the first genome."""
+        """Answer the requests of the first genome."""
         self.answer(self.genomes[:1], [0])
 
     def answer_as_centre(self, prompts: list[tuple[int, ...]]) -> None:
@@ -411,12 +411,12 @@ class Contest:
         self.loop.run_until_complete(sample(self.engine, ["centre"], prompts, self.case.tokens))
 
     def one_by_one(self) -> None:
-        """The requests of some genomes, each genome alone."""
+        """Answer the requests of some genomes, each genome alone."""
         for genome in self.genomes[:GENOMES_ONE_BY_ONE]:
             self.answer([genome], [0])
 
     def rates(self, seconds: list[float], genomes: int | None = None) -> list[float]:
-        """Tokens per second, of all genomes or of so many."""
+        """Return tokens per second, of all genomes or of so many."""
         tokens = (genomes or self.case.genomes) * self.case.problems * self.case.tokens
         return [tokens / each for each in seconds]
 

@@ -108,7 +108,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(_Impatient(self))
 
     def time(self) -> float:
-        """Seconds."""
+        """Return seconds."""
         return self._skipped + time.process_time()
 
     def skip(self, seconds: float) -> None:
@@ -144,11 +144,11 @@ class Service:
         self._all = [max(map(max, seconds[size])) for size in self._sizes]
 
     def takes(self, genomes: int) -> float:
-        """Seconds of a block, between those measured in proportion."""
+        """Return seconds of a block, between those measured in proportion."""
         return float(np.interp(genomes, self._sizes, self._all))
 
     def answered(self, genomes: int, problem: int, genome: int) -> float:
-        """Seconds after which one genome of a block has answered one problem."""
+        """Return seconds after which one genome of a block has answered one problem."""
         i = min(bisect.bisect_left(self._sizes, genomes), len(self._sizes) - 1)
         return self._seconds_P_G[self._sizes[i]][problem][genome] * (
             self.takes(genomes) / self._all[i]
@@ -156,7 +156,7 @@ class Service:
 
 
 async def measured_service() -> Service:
-    """Times of the torch engine and the bundled model on one core, in processor seconds."""
+    """Measure the torch engine and the bundled model on one core, in processor seconds."""
     engine = await TorchEngineBuilder(num_lanes=1)(
         model_name=str(BUNDLED_MODEL), search_space=LowRank(rank=1)
     )
@@ -252,7 +252,7 @@ class InstantProblem(EnvGroupBuilder):
 
 
 async def generation(sampler: PopulationSampler, number: int, problems: int, genomes: int) -> None:
-    """A generation as the loop runs it."""
+    """Run a generation as the loop runs it."""
     genomes_G = [Genome((Term(seed, 1.0),)) for seed in range(genomes)]
     groups_P = await sampler.rollout(number, [InstantProblem()] * problems, genomes_G)
     mean_rewards(groups_P)
@@ -260,13 +260,13 @@ async def generation(sampler: PopulationSampler, number: int, problems: int, gen
 
 
 async def scheduled() -> None:
-    """A small population on one engine."""
+    """Run a small population on one engine."""
     sampler = PopulationSampler(InstantEngine(), sampling=SamplingParams())
     await generation(sampler, 0, PROBLEMS, GENOMES)
 
 
 async def bare() -> None:
-    """The same calls of engine and Env, one after the other."""
+    """Run the same calls of engine and Env, one after the other."""
     engine = InstantEngine()
     params = SamplingParams()
     for _ in range(PROBLEMS * GENOMES):
@@ -276,7 +276,7 @@ async def bare() -> None:
 
 
 async def at_scale() -> tuple[list[float], float]:
-    """Microseconds a rollout in each generation, and MB by which the peak of memory then grew."""
+    """Return microseconds a rollout in each generation, and MB by which the peak then grew."""
     pool = FakePool([SimulatedEngine() for _ in range(ENGINES)])
     sampler = PopulationSampler(pool, sampling=SamplingParams())
     microseconds: list[float] = []
@@ -308,7 +308,7 @@ class Busy:
 
 
 async def unequal(engines: int, genomes: int, slowness: float, service: Service) -> list[Busy]:
-    """Utilisation of engines and of this process's core, a generation each."""
+    """Return utilisation of engines and of this process's core, a generation each."""
     speeds = [(1 + 2 * e / (engines - 1)) / slowness for e in range(engines)]
     hosts_E = [ServingEngine(e, speed, service) for e, speed in enumerate(speeds)]
     sampler = PopulationSampler(FakePool(hosts_E), sampling=SamplingParams())
@@ -329,12 +329,12 @@ async def unequal(engines: int, genomes: int, slowness: float, service: Service)
 
 
 def equal_shares(engines: int) -> float:
-    """Utilisation if each of such engines runs as many genomes: all wait for the slowest."""
+    """Return utilisation if each of such engines runs as many genomes and waits for the slowest."""
     return sum(1 / (1 + 2 * e / (engines - 1)) for e in range(engines)) / engines
 
 
 def unequal_rows() -> list[Row]:
-    """Engines of unequal speed, few and many, with a small model and with a larger one."""
+    """Measure engines of unequal speed, few and many, with a small model and with a larger one."""
     service = anyio.run(measured_service)
     rows: list[Row] = [
         row(f"a block of {size} genomes, a genome", [service.takes(size) / size * 1e3], "ms")
@@ -373,14 +373,14 @@ def unequal_rows() -> list[Row]:
 
 
 def processor_seconds(run: Callable[[], Awaitable[None]]) -> float:
-    """Processor seconds of one run."""
+    """Return processor seconds of one run."""
     began = time.process_time()
     anyio.run(run)
     return time.process_time() - began
 
 
 def peak_megabytes() -> float:
-    """Most memory that this process has had."""
+    """Return this process's peak memory."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 

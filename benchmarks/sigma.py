@@ -48,7 +48,7 @@ class Case:
 
 
 def chat(task: str) -> Case:
-    """The chat model at one of its tasks, with half of the recipe's population."""
+    """Return the chat model at one of its tasks, with half of the recipe's population."""
     options = {"model_name": CHAT_MODEL, "dataset.task": task, "optimizer.population_size": 64}
     return Case(("chat", *(f"{name}={value}" for name, value in options.items())), 0.004, 64)
 
@@ -63,7 +63,7 @@ CASES: Mapping[str, Case] = {
 
 
 def random_model(directory: Path) -> Case:
-    """A model of random weights, and rows whose answers are scored by their digits."""
+    """Write a model of random weights, and rows whose answers are scored by their digits."""
     tokenizer = build_tokenizer("".join(map(chr, range(33, 127))) + "ĠĊ")
     build_model(tokenizer, 0, width=576, depth=5).save_pretrained(directory / "model")
     tokenizer.save_pretrained(directory / "model")
@@ -87,7 +87,7 @@ def random_model(directory: Path) -> Case:
 
 
 def gain(case: Case, log_path: Path, sigma: float | None) -> float:
-    """Held-out gain of a run of ten generations; it finds its numbers where `sigma` is None."""
+    """Return the held-out gain of ten generations; the run finds its numbers if `sigma` is None."""
     rate: object = "auto"
     if sigma is not None:
         rate = learning_rate(sigma, case.population, [1.0] * GENERATIONS)
@@ -106,7 +106,7 @@ def gain(case: Case, log_path: Path, sigma: float | None) -> float:
 
 
 def seconds_of_search(case: Case) -> float:
-    """Seconds of the search for σ alone."""
+    """Return seconds of the search for σ alone."""
     command, *options = case.words
     words = ["sigma", f"recipe={command}", *options]
     done = subprocess.run(

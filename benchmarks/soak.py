@@ -135,7 +135,7 @@ class SampledTrackersBuilder(TrackerBuilder):
 
 
 def one_run(directory: Path, name: str, generations: int, how: Mapping[str, int]) -> None:
-    """A run, begun or gone on with, in this process."""
+    """Begin or continue a run in this process."""
     asyncio.run(train(_config(directory, name, generations, how)))
 
 
@@ -169,7 +169,7 @@ def start(directory: Path, name: str, generations: int, how: Mapping[str, int]) 
 
 
 def runs_in_a_row(directory: Path, runs: int) -> list[Sample]:
-    """Short runs in this process, each with a separate engine."""
+    """Run short runs in this process, each with a separate engine."""
     samples: list[Sample] = []
     for i in range(1, runs + 1):
         config = TinyConfig(
@@ -185,7 +185,7 @@ def runs_in_a_row(directory: Path, runs: int) -> list[Sample]:
 
 
 def alone(directory: Path, function: Callable[..., _T], *arguments: object) -> tuple[_T, float]:
-    """Its result, and its seconds, in a fresh process with a separate temporary directory.
+    """Return its result and its seconds, in a fresh process with a separate temporary directory.
 
     Its output is discarded.
     """
@@ -210,14 +210,14 @@ def _timed(function: Callable[..., _T], *arguments: object) -> tuple[_T, float]:
 
 
 def grown(samples: Sequence[Sample], what: str) -> float:
-    """The most in the last quarter less the most in the second."""
+    """Return the most in the last quarter less the most in the second."""
     quarter = max(1, len(samples) // 4)
     values = [getattr(sample, what) for sample in samples]
     return max(values[-quarter:]) - max(values[quarter : 2 * quarter])
 
 
 def growth_rows(name: str, samples: Sequence[Sample]) -> list[Row]:
-    """The growth of a process that should not grow."""
+    """Return the growth of a process that should not grow."""
 
     def grew(what: str, words: str, at_most: float) -> Row:
         return row(f"{name}: {words} grown by", [grown(samples, what)], "", at_most=at_most)
@@ -235,7 +235,7 @@ def growth_rows(name: str, samples: Sequence[Sample]) -> list[Row]:
 
 
 def slower(samples: Sequence[Sample]) -> float:
-    """Processor time of a generation in the last quarter over that in the second."""
+    """Return processor time of a generation in the last quarter over that in the second."""
     quarter = max(2, len(samples) // 4)
 
     def rate(some: Sequence[Sample]) -> float:
@@ -245,7 +245,7 @@ def slower(samples: Sequence[Sample]) -> float:
 
 
 def long_run_rows(directory: Path, generations: int) -> list[Row]:
-    """The long run, its resources, and what it left behind."""
+    """Measure the long run, its resources, and what it left behind."""
     how = {
         "eval_every": max(1, generations // 10),
         "snapshot_every": min(SNAPSHOT_EVERY, generations // 4),
@@ -285,7 +285,7 @@ def long_run_rows(directory: Path, generations: int) -> list[Row]:
 
 
 def many_runs_rows(directory: Path, runs: int) -> list[Row]:
-    """Runs one after the other."""
+    """Measure runs one after the other."""
     samples, seconds = alone(directory, runs_in_a_row, directory, runs)
     name = f"{runs} runs in one process"
     return [row(f"{name}: all of them", [seconds], "s"), *growth_rows(name, samples)]

@@ -54,7 +54,7 @@ class Seen:
 
 
 def watch(log_path: Path) -> tuple[Seen, float]:
-    """Sweep while observing; returns the observations, and the seconds."""
+    """Sweep while observing, and return the observations and the seconds."""
     command = [sys.executable, "-m", "es_cookbook", "sweep", *OPTIONS, f"log_path={log_path}"]
     seen = Seen({}, [], [])
     threads: dict[str, tuple[int, int]] = {}
@@ -76,7 +76,7 @@ def watch(log_path: Path) -> tuple[Seen, float]:
 
 
 def alive(parent: int) -> list[int]:
-    """Processes in which a run is trained: all children that are not over."""
+    """Return processes in which a run is trained: all children that have not ended."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
@@ -86,7 +86,7 @@ def alive(parent: int) -> list[int]:
 
 
 def accounts(pid: int) -> dict[str, tuple[int, int]]:
-    """Nanoseconds that each thread of a process has computed, and waited to."""
+    """Return nanoseconds that each thread of a process has computed, and waited to."""
     found: dict[str, tuple[int, int]] = {}
     for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with contextlib.suppress(OSError, ValueError):

@@ -60,19 +60,19 @@ class Timed(Tracker):
         self._spent.append(time.perf_counter() - began)
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        """After it, in the same generation."""
+        """Log after it, in the same generation."""
         began = time.perf_counter()
         self._inner.log(generation, metrics)
         self._spent[-1] += time.perf_counter() - began
 
     def recorded(self, generations: int) -> None:
-        """After it, in the same generation."""
+        """Record after it, in the same generation."""
         began = time.perf_counter()
         self._inner.recorded(generations)
         self._spent[-1] += time.perf_counter() - began
 
     def close(self) -> None:
-        """Not timed: once a run."""
+        """Close without being timed, once a run."""
         self._inner.close()
 
 
@@ -93,7 +93,7 @@ class AllTimed(TrackerBuilder):
 
 
 def generations(config: Config) -> list[float]:
-    """Seconds of each generation of a run, but for the first."""
+    """Return seconds of each generation of a run, but for the first."""
     asyncio.run(train(config))
     rows = read_metrics(Path(config.log_path) / "metrics.jsonl")
     return [row["time/total"] for row in rows if "time/total" in row][1:]

@@ -41,7 +41,7 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def save_model(path: Path) -> None:
-    """One layer of Gemma 3 270M's sizes, its head tied to its embedding."""
+    """Write one layer of Gemma 3 270M's sizes, its head tied to its embedding."""
     torch.manual_seed(0)
     heads = {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256}
     sizes = {"hidden_size": WIDTH, "intermediate_size": 2048, "num_hidden_layers": 1}
@@ -57,14 +57,14 @@ def save_model(path: Path) -> None:
 
 
 def processor_seconds(run: Callable[[], object]) -> float:
-    """Processor seconds of all threads."""
+    """Return processor seconds of all threads."""
     began = time.process_time()
     run()
     return time.process_time() - began
 
 
 def head_products() -> tuple[Callable[[], None], Callable[[], None]]:
-    """All rows that are scored times a head of this size, by the engine's kernel and oneDNN's."""
+    """Multiply all scored rows by a head of this size, by the engine's kernel and oneDNN's."""
     weight, x = torch.randn(VOCABULARY, WIDTH), torch.randn(_ROWS, WIDTH)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
 
@@ -82,13 +82,13 @@ def head_products() -> tuple[Callable[[], None], Callable[[], None]]:
 
 
 def _status(key: str) -> float:
-    """An entry of this process's status, in MiB; Linux only."""
+    """Return an entry of this process's status, in MiB; Linux only."""
     line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{key}:"))
     return int(line.split()[1]) / 1024
 
 
 async def scoring(engine: TorchEngine, product: Callable[[], object]) -> list[Row]:
-    """Logprobs and tops, by turns with the product."""
+    """Measure logprobs and tops, by turns with the product."""
     await engine.load(mirrored_pairs(GENOMES))
     rng = np.random.default_rng(0)
 
@@ -120,7 +120,7 @@ async def scoring(engine: TorchEngine, product: Callable[[], object]) -> list[Ro
 
 
 def choosing(product: Callable[[], object]) -> list[Row]:
-    """Each way to choose, by turns with the product, whose rows are 1,024."""
+    """Measure each way to choose, by turns with the product, whose rows are 1,024."""
     logits = 3 * torch.randn(_ROWS_CHOSEN, VOCABULARY)
     every, uniform = np.arange(_ROWS_CHOSEN), np.linspace(0, 0.99, _ROWS_CHOSEN)
     ways = {

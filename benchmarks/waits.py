@@ -66,7 +66,7 @@ class Log:
         self._times.append((*now, self.num_requests, self.num_tokens))
 
     def rates(self, enough: int) -> tuple[float, float]:
-        """Rates over the time in which there are at least so many requests.
+        """Return rates over the time in which there are at least so many requests.
 
         Processor seconds and tokens, per second.
         """
@@ -88,7 +88,7 @@ class ToolEnv(Env):
         self._sleeps = list(sleeps)
 
     async def initial_observation(self) -> Observation:
-        """The prompt."""
+        """Return the prompt."""
         return Observation(self._prompt_T)
 
     async def act(self, observation: Observation) -> Action:
@@ -118,7 +118,7 @@ class ToolProblem(EnvGroupBuilder):
     slow: bool
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
-        """Envs, each with different sleeps."""
+        """Return Envs, each with different sleeps."""
         rng = random.Random(derive_seed(0, "sleeps of tools", self.number))
         sleeps = [
             [min(SHORTEST * rng.random() ** (-1 / TAIL), LONGEST) for _ in range(TURNS - 1)]

@@ -81,7 +81,7 @@ class Sizes:
 
 
 def table() -> str:
-    """All rows as a Markdown table."""
+    """Return all rows as a Markdown table."""
     lines = [f"| {' | '.join(_HEADS)} |", "|---" * len(_HEADS) + "|"]
     for each in rows():
         cells = (
@@ -94,7 +94,7 @@ def table() -> str:
 
 
 def rows() -> list[Baseline]:
-    """All of them, the chat model's first."""
+    """Return all of them, the chat model's first."""
     return [
         *studied(),
         *_recipes(),
@@ -108,7 +108,7 @@ def rows() -> list[Baseline]:
 
 @functools.cache
 def sizes_of(recipe: str) -> Sizes:
-    """From the recipe's settings."""
+    """Return the sizes in the recipe's settings."""
     make: Any = recipe_config(recipe)
     config = make()
     model = Path(config.model_name)
@@ -127,18 +127,18 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def _names() -> list[str]:
-    """Recipes, and tasks of the recipe chat, that have a file with three seeds."""
+    """Return recipes, and tasks of the recipe chat, that have a file with three seeds."""
     return [path.stem.removeprefix("recipes-") for path in RESULTS.glob("recipes-*.json")]
 
 
 def _kept(recipe: str) -> Path | None:
-    """Metrics that were recorded of seed 0 with the recipe's own settings."""
+    """Return the file of metrics of seed 0 with the recipe's own settings, if there is one."""
     path = DATA / f"{recipe}.jsonl"
     return path if path.exists() and "chat" not in recipe else None
 
 
 def studied(directory: Path = RESULTS / "study") -> Iterator[Baseline]:
-    """Contestants of `benchmarks.study` on each task that has a file."""
+    """Yield contestants of `benchmarks.study` on each task that has a file."""
     for path in sorted(directory.glob("*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
         for name, entry in found["contestants"].items():
@@ -161,7 +161,7 @@ def studied(directory: Path = RESULTS / "study") -> Iterator[Baseline]:
 
 
 def _recipes() -> Iterator[Baseline]:
-    """Three seeds of a recipe."""
+    """Yield three seeds of a recipe."""
     for name in sorted(_names(), key=lambda name: (not name.startswith("chat"), name)):
         found = _read(f"recipes-{name}")
         recipe, _, task = name.partition("_") if name.startswith("chat") else (name, "", "")
@@ -183,7 +183,7 @@ def _recipes() -> Iterator[Baseline]:
 
 
 def _main_job() -> Iterator[Baseline]:
-    """Countdown, and the same with generations that overlap."""
+    """Yield Countdown, and the same with generations that overlap."""
     sizes, found = sizes_of("countdown"), _read("main_job")
     before = _values(found, "held-out exact answers before")
     yield Baseline(
@@ -215,7 +215,7 @@ def _main_job() -> Iterator[Baseline]:
 
 
 def _gradients() -> Iterator[Baseline]:
-    """One run each of supervised steps and of a policy gradient, on a recipe's batches."""
+    """Yield one run each of supervised steps and of a policy gradient, on a recipe's batches."""
     for path in sorted(RESULTS.glob("gradients-*.json")):
         found, recipe = _read(path.stem), path.stem.removeprefix("gradients-")
         sizes, values, kept = sizes_of(recipe), _by_name(found), _kept(recipe)
@@ -242,7 +242,7 @@ def _gradients() -> Iterator[Baseline]:
 
 
 def _arithmetic() -> Iterator[Baseline]:
-    """Gains from two warm starts."""
+    """Yield gains from two warm starts."""
     sizes, found = sizes_of("arithmetic"), _read("arithmetic")
     values = _by_name(found)
     for start in (0, 1):
@@ -274,7 +274,7 @@ def _arithmetic() -> Iterator[Baseline]:
 
 
 def _others() -> Iterator[Baseline]:
-    """Thoughts, forgetting, and pass@k."""
+    """Yield thoughts, forgetting, and pass@k."""
     sizes = sizes_of("markovian")
     ways = {"es": ("ES, low rank", sizes.rollouts), "gradient": ("policy gradient", "20,480")}
     for way, (method, rollouts) in ways.items():
@@ -335,7 +335,7 @@ def _others() -> Iterator[Baseline]:
 
 
 def _single_runs() -> Iterator[Baseline]:
-    """Seed 0 of recipes that have no other file, by the metrics that were kept."""
+    """Yield seed 0 of recipes that have no other file, by the metrics that were kept."""
     shown = {*("countdown", "arithmetic", "markovian", "alignment"), *_names()}
     for path in sorted(DATA.glob("*.jsonl")):
         if (name := path.stem) in shown - {"chat_sums"}:
@@ -364,7 +364,7 @@ def _by_name(found: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _values(found: Mapping[str, Any], what: str) -> list[float]:
-    """A number of each seed, in the order of the file."""
+    """Return a number of each seed, in the order of the file."""
     pattern = re.compile(rf"(.*, )?seed \d+(:|,) {re.escape(what)}")
     values = [row["value"] for row in found["rows"] if pattern.fullmatch(row["name"])]
     assert values, what
@@ -376,7 +376,7 @@ def _score(before_R: Sequence[float], after_R: Sequence[float], metric: str) -> 
 
 
 def _spread(values: Sequence[float]) -> str:
-    """The mean, and the range if there are several."""
+    """Return the mean, and the range if there are several."""
     several = f" ({min(values):.1f} … {max(values):.1f})" if len(values) > 1 else ""
     return f"{fmean(values):.1f}{several}"
 
@@ -386,13 +386,13 @@ def _seconds(minutes: Sequence[float]) -> str:
 
 
 def _interval(count: float, share: float) -> str:
-    """The 95 % interval of a share of held-out problems."""
+    """Return the 95 % interval of a share of held-out problems."""
     low, high = wilson_interval(count * share, count)
     return f"({100 * low:.0f} to {100 * high:.0f})"
 
 
 def _called(metric: str) -> str:
-    """What a share is of, unless it is of right answers."""
+    """Return what a share is of, unless it is of right answers."""
     told = {"correct": "", "loses_to_random": " of games lost to random play"}
     return told.get(metric, f" {metric}")
 

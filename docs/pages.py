@@ -43,12 +43,12 @@ _PACKAGE = str(ROOT / "es_cookbook")
 
 
 def filled(page: str) -> str:
-    """The text of a page with all that is made of the code."""
+    """Return the text of a page with all that is made from the code."""
     return GENERATED.sub(lambda found: _MAKERS[found[1]](*found[2].split()), page)
 
 
 def table_of(config_class: type) -> str:
-    """The fields of a chz class as a Markdown table."""
+    """Return the fields of a chz class as a Markdown table."""
     own = [option for option in options_of(config_class).values() if "." not in option.path]
     if not own:
         return "It has no options."
@@ -61,18 +61,18 @@ def table_of(config_class: type) -> str:
 
 
 def options(target: str) -> str:
-    """A class's table."""
+    """Return a class's table."""
     return table_of(class_of(target))
 
 
 def about(target: str) -> str:
-    """A class's docstring, what it is called in Python, and its table."""
+    """Return a class's docstring, what it is called in Python, and its table."""
     found = class_of(target)
     return "\n\n".join([markdown(inspect.getdoc(found)), _imported(target), table_of(found)])
 
 
 def parts(field: str, names: str, modules: str = "") -> str:
-    """A section for each class that a user may choose for a field."""
+    """Return a section for each class that a user may choose for a field."""
     targets: Mapping[str, str] = pkgutil.resolve_name(names)
     told: set[str] = set()
     sections: list[str] = []
@@ -85,12 +85,12 @@ def parts(field: str, names: str, modules: str = "") -> str:
 
 
 def classes(*targets: str) -> str:
-    """A section for each class or function: docstring, and signatures with theirs."""
+    """Return a section for each class or function: docstring, and signatures with theirs."""
     return "\n\n".join(piece for target in targets for piece in _pieces(target))
 
 
 def commands() -> str:
-    """A section for each command: what its module says, and its own options."""
+    """Return a section for each command: what its module says, and its own options."""
     sections: list[str] = []
     for name, target in COMMANDS.items():
         module = target.partition(":")[0]
@@ -100,7 +100,7 @@ def commands() -> str:
 
 
 def recipes() -> str:
-    """A row for each recipe: its page, and what it shows."""
+    """Return a row for each recipe: its page, and what it shows."""
     rows = ["| recipe | what it shows |", "|---|---|"]
     for target in RECIPES.values():
         folder = target.rpartition(".")[0].replace(".", "/")
@@ -113,7 +113,7 @@ def recipes() -> str:
 
 
 def settings() -> str:
-    """A row for each recipe: its settings of `es`, and the size and number of its generations."""
+    """Return a row for each recipe: settings of `es`, size and number of its generations."""
     rows = [
         "| recipe | σ | α | genomes | pairs | problems per generation | generations |",
         "|---|---|---|---|---|---|---|",
@@ -130,19 +130,19 @@ def settings() -> str:
 
 
 def result(name: str) -> str:
-    """The text that a benchmark has written."""
+    """Return the text that a benchmark has written."""
     return (ROOT / f"benchmarks/results/{name}.md").read_text(encoding="utf-8")
 
 
 def baselines() -> str:
-    """A row for each recorded run."""
+    """Return a row for each recorded run."""
     from docs.baselines import table  # with torch
 
     return table()
 
 
 def llms() -> str:
-    """llms.txt: the pages of the site by the captions of its contents, and how each begins."""
+    """Return llms.txt: the site's pages by the captions of its contents, and how each begins."""
     index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
     parts = ["# es_cookbook", f"> {_first_paragraph('docs/index.md')}"]
     for caption, entries in re.findall(
@@ -158,14 +158,14 @@ def llms() -> str:
 
 
 def _listed(page: str) -> str:
-    """A line of llms.txt: a page's title and first sentence, without links and comments."""
+    """Return a line of llms.txt: a page's title and first sentence, without links and comments."""
     title = (ROOT / page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
     begin = re.sub(r"\[([^\]]*)\]\([^)]*\)|<!--.*?--> *", r"\1", _first_paragraph(page))
     return f"- [{title}]({page.removesuffix('.md')}.html): {re.split(r'(?<=[.])(?: |$)', begin)[0]}"
 
 
 def _first_paragraph(page: str) -> str:
-    """That below the title, on one line."""
+    """Return the paragraph below the title, on one line."""
     text = (ROOT / page).read_text(encoding="utf-8")
     return " ".join(text.split("\n\n")[1].split())
 
@@ -184,14 +184,14 @@ _MAKERS: Mapping[str, Callable[..., str]] = {
 
 
 def class_of(target: str) -> type:
-    """The class that "module:Class" names."""
+    """Return the class that "module:Class" names."""
     found = resolve(target)
     assert isinstance(found, type), target
     return found
 
 
 def markdown(docstring: str | None) -> str:
-    r"""A docstring as Markdown: what it does not say in Markdown is put into it.
+    r"""Return a docstring as Markdown, with plain text marked up.
 
     >>> class Parrot:
     ...     '''Says it again, _twice_.
@@ -222,7 +222,7 @@ def markdown(docstring: str | None) -> str:
 
 
 def _escaped(text: str, letters: str) -> str:
-    """With backslashes before what means nothing outside of code, as in a name or a product."""
+    """Return text with backslashes before characters that mean nothing outside of code."""
     pieces = re.split(r"(```.*?```|`[^`]*`)", text, flags=re.DOTALL)
     return "".join(
         piece if i % 2 else re.sub(rf"([{letters}])", r"\\\1", piece)
@@ -258,7 +258,7 @@ def _default(option: Option) -> str:
 
 
 def _pieces(target: str) -> Iterator[str]:
-    """A class or a function: its heading, what it is, and a paragraph for each public method."""
+    """Yield a class's or a function's heading, what it is, and a paragraph per public method."""
     found = resolve(target)
     yield f"## {target.partition(':')[2]}"
     if isinstance(found, FunctionType):
@@ -286,7 +286,7 @@ def _is_public(name: str) -> bool:
 
 
 def _fields(node: ast.ClassDef) -> Iterator[ast.AnnAssign]:
-    """Attributes that the class declares; of a field, what is in `chz.field` is left out."""
+    """Yield attributes that the class declares; of a field, `chz.field(...)` is left out."""
     for each in node.body:
         if isinstance(each, ast.AnnAssign):
             each.value = None if isinstance(each.value, ast.Call) else each.value
@@ -294,7 +294,7 @@ def _fields(node: ast.ClassDef) -> Iterator[ast.AnnAssign]:
 
 
 def _method(node: ast.stmt) -> Iterator[str]:
-    """A signature and its docstring; nothing where the docstring is inherited."""
+    """Yield a signature and its docstring; nothing where the docstring is inherited."""
     assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     if told := ast.get_docstring(node):
         marks = {ast.unparse(each).rpartition(".")[2] for each in node.decorator_list}
@@ -308,7 +308,7 @@ def _method(node: ast.stmt) -> Iterator[str]:
 
 
 def config_of(name: str, module: str) -> type:
-    """The config class that a command shows the help of."""
+    """Return the config class that a command shows the help of."""
     shown: list[object] = []
 
     def show(config: object, *_: object, **__: object) -> str:
