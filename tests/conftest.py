@@ -138,14 +138,9 @@ def quick_python(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def same_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of wandb puts a function of its own in the place of `sys.exit`, and leaves it."""
+def same_sys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo what runs leave: `sys.exit` of wandb, and the folder of a trusted script on the path."""
     monkeypatch.setattr(sys, "exit", sys.exit)
-
-
-@pytest.fixture(autouse=True)
-def same_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script that is trusted puts its folder on the path, and one beside it would be found."""
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 

@@ -67,7 +67,6 @@ def test_the_counts_of_models_are_those_of_the_table() -> None:
     assert len(page.splitlines()) <= 200
 
 
-@pytest.mark.anyio
 async def test_the_page_of_tasks_has_chats_that_run() -> None:
     page = (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
     chats = page.partition("## Chats of many turns")[2].partition("## Several data sets")[0]

@@ -96,7 +96,6 @@ def test_a_repository_that_is_no_model_is_one_sentence(
         load_causal_lm(NAME, "auto", torch.device("cpu"))
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "builder", [VLLMEngineBuilder(), RayPoolBuilder(engine=TorchEngineBuilder())]
 )

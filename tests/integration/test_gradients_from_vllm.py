@@ -20,7 +20,6 @@ pytest.importorskip("trl", reason="TRL is not installed: pip install 'es-cookboo
 pytestmark = [
     pytest.mark.xdist_group("vllm"),
     pytest.mark.usefixtures("warm_vllm"),
-    pytest.mark.anyio,
 ]
 
 

@@ -34,7 +34,7 @@ from tests.tiny_run import TinyConfig, write_tiny_model
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray>=2.50'")
 
-pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.xdist_group("ray")
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "tests/data/base"
 CPUS = 3

@@ -18,7 +18,7 @@ from tests.engines.torch.reference import Reference, request
 from tests.integration.vllm_models import make_vllm_model
 
 pytest.importorskip("ray", reason="Ray is not installed, and could not be: see the Makefile")
-pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("vllm")]
+pytestmark = pytest.mark.xdist_group("vllm")
 
 STEPS = (
     Step((Term(1, 0.02), Term(2, -0.03))),

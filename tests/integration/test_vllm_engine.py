@@ -370,7 +370,6 @@ async def _start(path: object, space: SearchSpaceBuilder, **options: object) -> 
     await engine.close()
 
 
-@pytest.mark.anyio
 async def test_a_space_that_no_slot_can_hold_is_refused_before_vllm_starts(
     model: Callable[[str], Path],
 ) -> None:
@@ -380,7 +379,6 @@ async def test_a_space_that_no_slot_can_hold_is_refused_before_vllm_starts(
         await _start(model("qwen2"), LowRank(include=("nothing*",)))
 
 
-@pytest.mark.anyio
 async def test_experts_are_refused_before_vllm_starts(model: Callable[[str], Path]) -> None:
     """Of the CPU build, and wherever genomes would need slots of them."""
     with pytest.raises(ConfigError, match=r"no LoRA slots for fused experts, .*gate_up_proj\[0\]"):
@@ -389,13 +387,11 @@ async def test_experts_are_refused_before_vllm_starts(model: Callable[[str], Pat
         await _start(model("qwen3_moe"), FullRank())
 
 
-@pytest.mark.anyio
 async def test_an_argument_that_vllm_does_not_have_is_named(model: Callable[[str], Path]) -> None:
     with pytest.raises(ConfigError, match=r"engine\.extra.*'max_num_sequences'.*max_num_seqs"):
         await _start(model("qwen2"), LowRank(), extra={"max_num_sequences": 3})
 
 
-@pytest.mark.anyio
 async def test_without_vllm_the_error_says_what_to_install(
     model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

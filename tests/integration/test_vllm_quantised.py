@@ -21,7 +21,6 @@ from tests.quantised_models import ByLibrary, How, quantise
 pytestmark = [
     pytest.mark.xdist_group("vllm"),
     pytest.mark.usefixtures("warm_vllm"),
-    pytest.mark.anyio,
 ]
 
 needs_product = pytest.mark.skipif(

@@ -18,8 +18,6 @@ from es_cookbook.rl.surrogate import AnswersProblem
 from es_cookbook.rl.types import Action, SamplingParams
 from tests.fakes import FakeEngine, problem
 
-pytestmark = pytest.mark.anyio
-
 PROBLEMS = [problem(number, "train") for number in range(4)]
 
 

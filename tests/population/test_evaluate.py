@@ -15,8 +15,6 @@ from es_cookbook.rl.types import ANSWER, Observation, SamplingParams
 from es_cookbook.runs.tracking.live import line_of
 from tests.fakes import FakeEngine
 
-pytestmark = pytest.mark.anyio
-
 
 class Even(ProblemEnv):
     """Pays for even answers; cannot read words."""

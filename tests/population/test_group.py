@@ -9,8 +9,6 @@ from es_cookbook.rl.timeouts import Clock, Watch
 from es_cookbook.rl.types import Observation, SamplingParams
 from tests.fakes import FakeEngine
 
-pytestmark = pytest.mark.anyio
-
 GENOME = Genome((Term(4, 1.0),))
 PROMPT = Observation((5,))
 

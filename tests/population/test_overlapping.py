@@ -35,8 +35,6 @@ from tests.ray_fakes import LightEngine, LightEngineBuilder, NearCluster
 from tests.runs.records import cut_run
 from tests.tiny_run import TinyConfig, tiny, untimed, write_tiny_model
 
-pytestmark = pytest.mark.anyio
-
 
 def config(log_path: Path, engine: EngineBuilder, **fields: Any) -> TinyConfig:
     settings: dict[str, Any] = {

@@ -116,7 +116,6 @@ def test_what_is_of_other_problems_is_not_compared() -> None:
         compare(one, one, "corect")
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("attempts", [1, 3])
 async def test_values_are_those_that_an_evaluation_of_a_run_reports(attempts: int) -> None:
     sampler = PopulationSampler(FakeEngine(), sampling=SamplingParams(max_tokens=4))

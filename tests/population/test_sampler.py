@@ -36,8 +36,6 @@ from es_cookbook.rl.types import (
 from es_cookbook.runs.directory.directory import add_to_log
 from tests.fakes import FakeEngine, FakePool
 
-pytestmark = pytest.mark.anyio
-
 GENOMES = [Genome((Term(seed, 0.5),)) for seed in range(6)]
 WARM = SamplingParams(max_tokens=8, temperature=1.0)
 

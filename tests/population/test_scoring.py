@@ -100,7 +100,6 @@ def test_an_objective_that_follows_results_is_told_those_of_recorded_generations
     assert "reward/std_genomes" in metrics and "genomes/reliability" in metrics
 
 
-@pytest.mark.anyio
 async def test_with_a_surrogate_answers_are_scored_and_rewards_are_those_of_the_centre() -> None:
     kl = KLToBase(weight=0.5, problems_per_generation=1)
     regularisers = loaded((kl,), FakeEngine(), 0)

@@ -33,8 +33,6 @@ from tests.runs.test_optimizers_in_runs import ITSELF, SmallConfig, parsed
 from tests.said import typed
 from tests.tiny_run import write_tiny_model
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -11,8 +11,6 @@ from es_cookbook.cli.options import recipe_config
 from tests.recipe_problems import check_second_row_is_named
 from tools.small_model import build_tokenizer
 
-pytestmark = pytest.mark.anyio
-
 BOARD = {"board": "ooBo AABo oooo oooo"}
 GOOD: dict[str, dict[str, object]] = {
     "conciseness": {"question": "b?", "answer": ["yes", "certainly"]},

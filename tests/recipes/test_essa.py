@@ -27,7 +27,7 @@ from tools.bundled.countdown_demonstrations import main as demonstrate
 from tools.rows.generated import RowsConfig as Demonstrations
 
 pytest.importorskip("peft", reason="PEFT is not installed: pip install 'es-cookbook[baselines]'")
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

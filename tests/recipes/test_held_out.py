@@ -23,8 +23,6 @@ from es_cookbook.rl.problem_env import TrainedOn
 from es_cookbook.rl.types import Datasets, EnvGroupBuilder, RLDatasetBuilder
 from tools.small_model import build_tokenizer
 
-pytestmark = pytest.mark.anyio
-
 SIZES = [{"num_train": 40, "num_test": 5}, {"num_train": 200, "num_test": 40}]
 FEW = {"num_train": 12, "num_test": 3}
 LETTERS = "".join(map(chr, range(33, 127))) + "ĠĊ"

@@ -13,8 +13,6 @@ from tests.fakes import Word
 from tools.bundled.countdown import CHARACTERS
 from tools.small_model import build_tokenizer
 
-pytestmark = pytest.mark.anyio
-
 
 class Parrot(ProblemEnv):
     """Pays for the right word."""

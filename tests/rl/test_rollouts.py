@@ -32,8 +32,6 @@ from es_cookbook.rl.types import (
 )
 from tests.fakes import FakePolicy, trajectory
 
-pytestmark = pytest.mark.anyio
-
 PROMPT = Observation((1,))
 LOST = LostRollout("ValueError: no", "")
 

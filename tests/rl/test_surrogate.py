@@ -35,7 +35,6 @@ from tests.fakes import FakeEngine, problem
 from tests.rl.messages.test_message_env import TOKENIZER
 from tests.tiny_run import write_tiny_model
 
-pytestmark = pytest.mark.anyio
 LOST = LostRollout("timed out", "")
 
 

@@ -11,8 +11,6 @@ from es_cookbook.rl.timeouts import Clock, Watch, turn_begins
 from es_cookbook.rl.types import Action, Observation
 from tests.fakes import Word
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_overdue_code_is_cancelled_with_its_traceback() -> None:
     watch = Watch(0.05)

@@ -24,8 +24,6 @@ from es_cookbook.runs.recorded import open_run, rebuild
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.tiny_run import TinyConfig, tiny, write_tiny_model
 
-pytestmark = pytest.mark.anyio
-
 
 def odd(text: str, row: Mapping[str, object]) -> tuple[float, dict[str, float]]:
     """A share of odd characters."""

@@ -42,7 +42,6 @@ from tests.fakes import FakeEngine, FakeEngineBuilder
 from tests.programs import Programs
 from tests.tiny_run import BASE, TinyConfig, assert_same_run, contents, tiny, untimed
 
-pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
 
 

@@ -23,8 +23,6 @@ from tests.quantised_models import How, quantise
 from tests.runs.records import cut_run
 from tests.tiny_run import write_tiny_model
 
-pytestmark = pytest.mark.anyio
-
 BY_BEHAVIOUR = "genetic by behaviour"
 WITH_GRADIENT = "genetic with a step of the policy gradient"
 ITSELF = "es that finds its numbers"

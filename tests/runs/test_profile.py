@@ -11,8 +11,6 @@ from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.tiny_run import TinyConfig, tiny, write_tiny_model
 
-pytestmark = pytest.mark.anyio
-
 
 def config(log_path: Path, **fields: Any) -> TinyConfig:
     return tiny(log_path, **{"profile": True} | fields)

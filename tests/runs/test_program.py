@@ -21,8 +21,6 @@ from es_cookbook.runs.tracking.jsonl import Result, read_metrics
 from tests.fakes import SmallDatasetBuilder
 from tests.tiny_run import TinyConfig, tiny
 
-pytestmark = pytest.mark.anyio
-
 
 def short(log_path: Path, **fields: Any) -> TinyConfig:
     return tiny(log_path, **{"num_generations": 2} | fields)

@@ -17,8 +17,6 @@ from es_cookbook.runs.recorded import RebuiltRun, open_run, rebuild
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.tiny_run import TinyConfig, write_tiny_model
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:

@@ -17,8 +17,6 @@ from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.fakes import FakeEngineBuilder
 from tests.tiny_run import TinyConfig, tiny
 
-pytestmark = pytest.mark.anyio
-
 
 @chz.chz
 class WatchingBuilder(TrackerBuilder):

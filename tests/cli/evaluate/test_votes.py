@@ -18,8 +18,6 @@ from es_cookbook.runs.recorded import open_run, rebuild
 from tests.said import typed
 from tests.tiny_run import tiny, write_tiny_model
 
-pytestmark = pytest.mark.anyio
-
 OPTIONS = {
     "optimizer.population_size": "8",
     "optimizer.sigma": "0.03",

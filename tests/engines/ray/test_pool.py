@@ -20,7 +20,6 @@ from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import Observation, SamplingParams
 from tests.ray_fakes import NEVER, LightEngine, LightEngineBuilder, NearCluster
 
-pytestmark = pytest.mark.anyio
 GENOMES = [Genome((Term(seed, 0.5),)) for seed in range(4)]
 STEPS = [Step((Term(7, 0.25),)), Step((Term(8, -0.5),), decay=0.5)]
 

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
@@ -12,8 +11,6 @@ from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from tests.engines.torch.reference import running_engine, score_all
 from tests.tiny_models import TinyModel
-
-pytestmark = pytest.mark.anyio
 
 STEP = Step((Term(1, 0.05), Term(2, -0.1)))
 

@@ -15,8 +15,6 @@ from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import request, running_engine
 from tests.tiny_models import VOCABULARY, TinyModel, save_with_tokenizer
 
-pytestmark = pytest.mark.anyio
-
 
 async def _build(model_name: object, **options: object) -> None:
     builder = TorchEngineBuilder(**{"device": "cpu"} | options)

@@ -17,8 +17,6 @@ from tests.engines.torch.reference import request, running_engine, sample_all, s
 from tests.families import sampled
 from tests.tiny_models import CONTEXT, FIRST_CHARACTER, VOCABULARY, TinyModel, save_with_tokenizer
 
-pytestmark = pytest.mark.anyio
-
 GENOMES_G = [Genome((Term(5 + g // 2, 0.1 * (-1) ** g),)) for g in range(5)]
 TARGETS = (*range(len(GENOMES_G)), "centre", "base")
 

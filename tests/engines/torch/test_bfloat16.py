@@ -75,7 +75,6 @@ def become_rounded(reference: Reference, who: Genome | Literal["base"], dtype: s
 
 
 @pytest.mark.daily
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("family", "dtypes"),
     sampled(itertools.product(("qwen2", "gemma3", "gpt_neox", "all experts"), CLOSE), 5),
@@ -86,7 +85,6 @@ async def test_answers_are_those_of_float32_up_to_rounding(
     await check(tiny_model(family), LowRank(rank=2), dtypes)
 
 
-@pytest.mark.anyio
 async def test_a_checkpoint_whose_config_tells_no_dtype_has_that_of_its_weights(
     tiny_model: TinyModel, tmp_path: Path
 ) -> None:

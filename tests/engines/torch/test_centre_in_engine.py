@@ -25,8 +25,6 @@ from tests.engines.torch.reference import (
 from tests.runs.recorded_run import record_run
 from tests.tiny_models import CONTEXT, TinyModel
 
-pytestmark = pytest.mark.anyio
-
 STEPS = [Step((Term(1, 0.03), Term(2, -0.04))), Step((Term(3, 0.05),), decay=0.1), Step()]
 GENOMES_G = [Genome((Term(7, 0.1),)), Genome((Term(7, -0.1),))]
 PROMPTS = [(5, 6, 7), (8,), (9, 9, 9, 9, 9, 9, 9, 9, 9)]

@@ -15,8 +15,6 @@ from tests.engines.torch.reference import Reference, request, running_engine, sa
 from tests.families import sampled
 from tests.tiny_models import FAMILIES, FIRST_CHARACTER, VOCABULARY, TinyModel
 
-pytestmark = pytest.mark.anyio
-
 GENOMES_G = (
     Genome((Term(11, 0.1),)),
     Genome((Term(11, -0.1),)),

@@ -18,7 +18,6 @@ from tests.engines.torch.reference import request, running_engine, sample_all, s
 from tests.tiny_models import CONTEXT, VOCABULARY, save_with_tokenizer
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.skipif(not multiplies_int8(), reason="the processor has no such instruction"),
 ]
 

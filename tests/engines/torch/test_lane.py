@@ -21,8 +21,6 @@ from tests.engines.torch.reference import (
 )
 from tests.tiny_models import CONTEXT, FIRST_CHARACTER, VOCABULARY, TinyModel
 
-pytestmark = pytest.mark.anyio
-
 GENOMES_G = [Genome((Term(5 + g // 2, 0.1 * (-1) ** g),)) for g in range(5)]
 SMALL = {"num_lanes": 1, "max_batch_size": 16}
 """One lane of two blocks of slots."""

@@ -82,7 +82,6 @@ def test_a_share_of_the_cores_has_that_share_of_the_memory(monkeypatch: pytest.M
     assert free_bytes(torch.device("cpu")) == pytest.approx(whole / 4, rel=0.2)
 
 
-@pytest.mark.anyio
 async def test_a_model_larger_than_the_memory_is_refused_before_it_is_loaded(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +109,6 @@ def test_copies_in_int8_are_counted_beside_the_weights(
     assert with_int8 == (base, beside + 1.125 * linear, centre)
 
 
-@pytest.mark.anyio
 async def test_one_block_of_rows_in_one_lane_answers_right(tiny_model: TinyModel) -> None:
     reference = Reference(tiny_model("qwen2"), LowRank())
     requests = [request("centre", [5] * n, max_tokens=9) for n in (1, 8, 30, CONTEXT - 9)] * 4
@@ -121,7 +119,6 @@ async def test_one_block_of_rows_in_one_lane_answers_right(tiny_model: TinyModel
     reference.check_targets([], requests, actions)
 
 
-@pytest.mark.anyio
 async def test_a_closed_engine_waits_for_no_garbage_collector(tiny_model: TinyModel) -> None:
     """The collector counts objects: a few of a gigabyte each would pile up."""
     path = tiny_model("qwen2")

@@ -20,8 +20,6 @@ from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.families import sampled
 from tests.tiny_models import character_tokenizer
 
-pytestmark = pytest.mark.anyio
-
 REFUSED: Mapping[str, str] = {
     "MusicgenForCausalLM": "it does not take tokens of one vocabulary",
     "MusicgenMelodyForCausalLM": "it does not take tokens of one vocabulary",

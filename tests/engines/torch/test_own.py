@@ -29,8 +29,6 @@ from tests.engines.torch.reference import (
 )
 from tests.tiny_models import character_tokenizer
 
-pytestmark = pytest.mark.anyio
-
 GENOMES_G = [Genome((Term(5 + g // 2, 0.05 * (-1) ** g),)) for g in range(3)]
 STEP = Step((Term(21, 0.03),))
 HYBRID = "Lfm2ForCausalLM"

@@ -22,8 +22,6 @@ from tests.families import sampled
 from tests.quantised_models import ByLibrary, How, quantise
 from tests.tiny_models import TinyModel
 
-pytestmark = pytest.mark.anyio
-
 PROMPTS = ((5, 7, 9), (11,), (5, 7, 9, 12, 30))
 CONTINUATION = tuple(range(11, 25))
 STEPS = (Step((Term(5, 0.1), Term(6, -0.2))), Step((Term(7, 0.15),)), Step())

@@ -19,8 +19,6 @@ from es_cookbook.rl.types import SamplingParams
 from tests.engines.torch.reference import Reference, request, running_engine, sample_all, who
 from tests.tiny_models import CONTEXT, FIRST_CHARACTER, VOCABULARY, TinyModel
 
-pytestmark = pytest.mark.anyio
-
 GENOMES_G = [Genome((Term(5 + g // 2, 0.1 * (-1) ** g),)) for g in range(4)]
 TARGETS = (*range(len(GENOMES_G)), "centre", "base")
 STEP = Step((Term(9, 0.05),))

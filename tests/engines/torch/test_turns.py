@@ -17,8 +17,6 @@ from es_cookbook.rl.types import Action
 from tests.engines.torch.reference import request, running_engine
 from tests.tiny_models import FIRST_CHARACTER, VOCABULARY, TinyModel
 
-pytestmark = pytest.mark.anyio
-
 GENOMES_G = [Genome((Term(5 + g // 2, 0.1 * (-1) ** g),)) for g in range(4)]
 STEP = Step((Term(9, 0.05),))
 TARGETS = (*range(len(GENOMES_G)), "centre", "base")

@@ -7,8 +7,6 @@ import pytest
 
 from es_cookbook.engines.vllm.host import Turnstile
 
-pytestmark = pytest.mark.anyio
-
 
 class Weights:
     """Says who used what while which set was there."""

@@ -25,8 +25,6 @@ from es_cookbook.rl.messages.chat import KeptTurns
 from es_cookbook.rl.types import Action, Observation
 from tests.chat_templates import CHATML, GEMMA, LLAMA, add, tokenizer_with
 
-pytestmark = pytest.mark.anyio
-
 KEY, CONTEXT = "sesame", 600
 QUESTION: Any = [{"role": "user", "content": "How much is 1 + 2?"}]
 TOOLS: Any = [dict(add.schema)]

@@ -18,8 +18,6 @@ from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from tests.byte_tokenizers import byte_tokenizer
 from tests.plugins.endpoint.test_application import KEY, QUESTION, OneModel, asked, tool_of
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_pending_answers_of_a_key_are_limited() -> None:
     client, speaker = asked(*("x" for _ in range(9)))

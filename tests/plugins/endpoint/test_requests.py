@@ -17,8 +17,6 @@ from es_cookbook.rl.types import Action, Observation
 from tests.chat_templates import CHATML, add
 from tests.plugins.endpoint.test_application import KEY, OneModel, Scripted
 
-pytestmark = pytest.mark.anyio
-
 Path: TypeAlias = tuple[str | int, ...]
 
 MARK = "Marker7zq"

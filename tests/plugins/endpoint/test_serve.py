@@ -67,7 +67,6 @@ async def _answers(
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 async def test_each_model_gives_its_own_answers_to_concurrent_requests(log_path: Path) -> None:
     params = SamplingParams(max_tokens=8, temperature=1.0)
     rebuilt = await rebuild(open_run(log_path, trust=["tests"]))
@@ -106,7 +105,6 @@ async def test_each_model_gives_its_own_answers_to_concurrent_requests(log_path:
     await rebuilt.close()
 
 
-@pytest.mark.anyio
 async def test_a_disconnect_does_not_interrupt_a_change_of_weights(
     log_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +137,6 @@ async def test_a_disconnect_does_not_interrupt_a_change_of_weights(
     await rebuilt.close()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("of_run", "asked", "ends"),
     [(None, None, ("\n",)), (None, [], ()), (("#",), None, ("#",)), (("#",), "?", ("?",))],

@@ -30,8 +30,6 @@ from es_cookbook.rl.types import Action, Observation
 from tests.chat_templates import CHATML, tokenizer_with
 from tests.plugins.endpoint.test_application import KEY, OneModel
 
-pytestmark = pytest.mark.anyio
-
 SHORT = 0.3
 """Seconds, for the time-outs of `short`."""
 PATIENCE = 20.0

@@ -68,8 +68,6 @@ from tests.grpo_runs import (
 from tests.said import told
 from tests.tiny_run import TinyConfig, write_tiny_model
 
-pytestmark = pytest.mark.anyio
-
 
 def config(model: Path, log_path: Path, **changes: object) -> Config:
     return gradient_config(Config, model, log_path, **changes)

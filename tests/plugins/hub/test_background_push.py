@@ -17,8 +17,6 @@ from tests.fakes import NoEngineBuilder
 from tests.hub_server import TOKEN, HubServer, Repository
 from tests.tiny_run import FILES_ALONE, tiny
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_the_end_of_a_run_is_on_the_hub_byte_for_byte(hub: HubServer, tmp_path: Path) -> None:
     await train(tiny(tmp_path, trackers=pushed(HubPush(repo_id="me/run", every=5))))

@@ -16,7 +16,7 @@ from es_cookbook.runs.recorded import open_run, rebuild
 from tests.chat_templates import CHATML, tokenizer_with
 
 # One worker for all: importing inspect-ai takes seconds.
-pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("inspect")]
+pytestmark = pytest.mark.xdist_group("inspect")
 
 ROOT = Path(__file__).parents[3]
 RECORDED = ROOT / "tests/data/recorded/low_rank"

@@ -14,7 +14,6 @@ from tests.chat_server import chat_server
 from tests.fakes import FakePolicy
 from tools.small_model import build_tokenizer
 
-pytestmark = pytest.mark.anyio
 ROW = {"question": "6 * 7?"}
 CHARACTERS = "".join(map(chr, range(33, 127))) + "ĠĊ"
 TOKENIZER: Tokenizer = build_tokenizer(CHARACTERS)

@@ -11,7 +11,6 @@ from es_cookbook.plugins.judges.reward import KEY, Judge
 from es_cookbook.rl.rewards.base import graded
 from tests.chat_server import ChatServer, chat_server
 
-pytestmark = pytest.mark.anyio
 ROW = {"question": "6 * 7?"}
 
 

@@ -21,7 +21,6 @@ from tests.fakes import FakeEngine
 from tests.recipe_problems import write_rows
 from tools.small_model import build_tokenizer
 
-pytestmark = pytest.mark.anyio
 GENOMES = [Genome((Term(seed, 0.1),)) for seed in range(4)]
 TEMPLATE = "{question}/{first}/{second}/"
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from es_cookbook.common.errors import EnvError
 from es_cookbook.plugins.judges.tournament import Compare, PlayerPair, Tournament, ring
 
-pytestmark = pytest.mark.anyio
 NUMBERS = [str(number) for number in range(20)]
 
 

@@ -36,8 +36,6 @@ from tests.recipe_problems import short_run, write_rows
 from tools.bundled import markovian as warm_start
 from tools.small_model import build_tokenizer
 
-pytestmark = pytest.mark.anyio
-
 TOKENIZER = build_tokenizer(warm_start.CHARACTERS)
 SHORT = (
     *("trackers=JsonlTrackerBuilder", "num_generations=2", "eval_every=0"),

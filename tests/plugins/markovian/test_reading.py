@@ -120,8 +120,6 @@ def test_a_larger_share_damages_more_and_none_nothing(
     assert found == [damaged(thought, damage, share, seed) for share in SHARES]
 
 
-pytestmark = pytest.mark.anyio
-
 TOKENIZER = build_tokenizer(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789ĠĊ.,?+=#-"
 )

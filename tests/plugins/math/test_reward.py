@@ -11,8 +11,6 @@ from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.rewards.base import graded
 from es_cookbook.rl.types import ANSWER
 
-pytestmark = pytest.mark.anyio
-
 STAND_IN = '''
 """Compares texts between dollars; some of them take for ever."""
 

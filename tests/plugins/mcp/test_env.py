@@ -29,7 +29,7 @@ from es_cookbook.rl.types import LostRollout, SamplingParams, Trajectory
 from tests.chat_templates import CHATML, tokenizer_with
 from tests.plugins.program.test_env import Talker
 
-pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("programs")]
+pytestmark = pytest.mark.xdist_group("programs")
 
 REAL = """
 import os, sys

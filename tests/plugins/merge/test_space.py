@@ -88,7 +88,6 @@ def test_a_layers_coefficients_change_that_layer_alone(
     assert changed and all(".layers.1." in name for name in changed)
 
 
-@pytest.mark.anyio
 async def test_genomes_answer_as_their_merged_weights(
     model: Path, adapters: tuple[str, str]
 ) -> None:

@@ -29,8 +29,6 @@ from es_cookbook.rl.types import (
 )
 from tests.fakes import FakeEngine, Word, trajectory
 
-pytestmark = pytest.mark.anyio
-
 
 def _problem(first: int, i: int, tags: tuple[str, ...] = ()) -> ProblemGroupBuilder:
     prompt = Observation((first, *(10 + int(digit) for digit in str(i))))

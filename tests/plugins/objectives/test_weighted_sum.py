@@ -10,7 +10,6 @@ from es_cookbook.rl.rewards.base import graded
 from es_cookbook.rl.rewards.matching import Number
 from es_cookbook.rl.types import ANSWER
 
-pytestmark = pytest.mark.anyio
 TEXT = "<think>2+2</think><answer>4.0</answer>"
 
 

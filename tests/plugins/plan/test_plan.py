@@ -186,7 +186,6 @@ def test_counts_are_the_real_models(tiny_model: Callable[[str], Path], family: s
         assert plan.token == flat_cache_size(model, plan.context, on_cpu=on_cpu).per_token
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gpt_neox"])
 @pytest.mark.slow
 async def test_a_torch_engine_has_the_bytes_that_were_planned(

@@ -31,7 +31,7 @@ from tests.fakes import FakeEngine
 from tests.families import sampled
 from tests.sandboxes import needs_sandbox
 
-pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("programs")]
+pytestmark = pytest.mark.xdist_group("programs")
 
 GENOMES = [Genome((Term(seed, 0.5),)) for seed in range(3)]
 OWN_KEY = os.environ.get("OPENAI_API_KEY", "")

@@ -17,7 +17,6 @@ from es_cookbook.plugins.program.env import ProgramProblem
 from tests.plugins.program.test_env import only, problem, run
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.xdist_group("programs"),
     pytest.mark.skipif(
         importlib.util.find_spec("openenv") is None, reason="openenv-core is not installed"

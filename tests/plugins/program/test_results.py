@@ -71,7 +71,6 @@ def test_a_flood_of_values_or_lines_takes_little_memory(flood: str) -> None:
 NAMES = "a result may have 100 metrics, with names of 100 characters"
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("written", "said"),
     [

@@ -58,7 +58,6 @@ def test_a_weight_is_the_nearest_multiple_of_its_groups_scale(
     assert load_tokenizer(str(tmp_path / "copy")).get_vocab()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("space", [QuantScales(), QuantCodes()])
 async def test_the_quantised_spaces_evolve_the_bundled_model(
     tmp_path: Path, space: SearchSpaceBuilder

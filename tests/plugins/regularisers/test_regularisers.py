@@ -22,7 +22,6 @@ from tests.fakes import FakeEngine, problem
 from tests.recipe_problems import write_rows
 from tests.tiny_run import write_tiny_model
 
-pytestmark = pytest.mark.anyio
 PROMPT = Observation((5, 6, 7))
 PAIR = (5, 6, 7), (10, 11, 12), (20, 21)
 

@@ -14,8 +14,6 @@ import pytest
 from es_cookbook.plugins.report.serving import report_application
 from tests.plugins.report.made_runs import grow, make_run
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:

@@ -22,7 +22,6 @@ from tests.fakes import FakePolicy
 from tools.small_model import build_tokenizer
 
 pytest.importorskip("textarena", reason="textarena is not installed")
-pytestmark = pytest.mark.anyio
 
 TOKENIZER = build_tokenizer(string.ascii_letters + string.digits + string.punctuation + "ĠĊ")
 HANOI = ["A C", "A B", "C B", "A C", "B A", "B C", "A C"]

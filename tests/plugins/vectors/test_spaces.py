@@ -34,8 +34,6 @@ from tests.engines.torch.reference import request, running_engine, sample_all, s
 from tests.runs.recorded_run import record_run
 from tests.tiny_models import VOCABULARY, save_with_tokenizer
 
-pytestmark = pytest.mark.anyio
-
 SPACES: dict[str, SearchSpaceBuilder] = {
     "soft prompt": SoftPrompt(num_tokens=3, init_seed=4),
     "steering": Steering(),

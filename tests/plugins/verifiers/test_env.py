@@ -19,7 +19,7 @@ from es_cookbook.rl.types import Observation, Trajectory
 from tests.chat_templates import CHATML, tokenizer_with
 
 # One worker for all: importing the library takes seconds.
-pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("verifiers")]
+pytestmark = pytest.mark.xdist_group("verifiers")
 
 TOKENIZER = tokenizer_with(CHATML)
 BUY = '<tool_call>{"name": "shop_buy", "arguments": {"item": "%s"}}</tool_call>'

@@ -19,7 +19,7 @@ from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Trajectory
 from tests.chat_templates import CHATML, tokenizer_with
 
-pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("verifiers")]
+pytestmark = pytest.mark.xdist_group("verifiers")
 
 TOKENIZER = tokenizer_with(CHATML)
 

@@ -112,7 +112,6 @@ def test_lozo_needs_its_space_and_few_enough_seeds() -> None:
         FZOO(antithetic=True)
 
 
-@pytest.mark.anyio
 async def test_genomes_with_a_kept_factor_answer_as_their_merged_weights(
     tiny_model: Callable[[str], Path],
 ) -> None:

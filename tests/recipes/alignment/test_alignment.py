@@ -3,13 +3,9 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from es_cookbook.recipes.alignment.train_cli import PAIRS
 from es_cookbook.recipes.conciseness.train_cli import PROMPT, QUESTIONS
 from tests.recipe_problems import APART, short_run
-
-pytestmark = pytest.mark.anyio
 
 
 def rows() -> list[dict[str, str]]:

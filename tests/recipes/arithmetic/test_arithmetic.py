@@ -83,7 +83,6 @@ def test_what_an_answer_in_words_earns(text: str, correct: float, well_formed: f
     assert (metrics["correct"], metrics["well_formed"]) == (correct, well_formed)
 
 
-@pytest.mark.anyio
 async def test_a_tokenizer_that_knows_no_character_is_refused() -> None:
     with pytest.raises(DataError, match=r"generated problem \d+\+\d+=: .*no tokens"):
         await ArithmeticDatasetBuilder(num_train=40)(build_tokenizer("xyz"))

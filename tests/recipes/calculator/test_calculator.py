@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from itertools import islice
 
-import pytest
-
 from es_cookbook.recipes.calculator.dataset import (
     CalculatorDatasetBuilder,
     CalculatorEnv,
@@ -20,8 +18,6 @@ from es_cookbook.rl.types import Metrics, Trajectory
 from tests.chat_templates import CHATML, LLAMA, tokenizer_with
 from tools.bundled import calculator as warm_start
 from tools.warm_start import chat_tokenizer
-
-pytestmark = pytest.mark.anyio
 
 TOKENIZER = chat_tokenizer(warm_start.CHARACTERS, warm_start.CALL)
 CHAT = Chat(TOKENIZER, ChatOptions(max_turns=4, tools_in="nowhere"), [calculate])

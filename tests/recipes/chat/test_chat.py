@@ -16,7 +16,6 @@ TASKS: tuple[Task, ...] = (
 ASCII = "".join(map(chr, range(33, 127))) + "ĠĊ"
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("task", TASKS)
 async def test_gold_answers_earn_everything_and_no_test_problem_is_trained_on(task: Task) -> None:
     if task == "chain_sum":

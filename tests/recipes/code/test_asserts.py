@@ -7,7 +7,7 @@ from es_cookbook.recipes.code.asserts import asked_names, run_asserts
 from es_cookbook.rl.grading.sandbox import Limits
 from tests.sandboxes import needs_sandbox
 
-pytestmark = [pytest.mark.anyio, needs_sandbox]
+pytestmark = needs_sandbox
 
 
 async def test_each_test_passes_or_fails_by_itself() -> None:

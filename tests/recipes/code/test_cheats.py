@@ -4,13 +4,12 @@ import tomllib
 from pathlib import Path
 
 import anyio
-import pytest
 
 from es_cookbook.recipes.code.asserts import run_asserts
 from es_cookbook.rl.grading.sandbox import Limits
 from tests.sandboxes import needs_sandbox
 
-pytestmark = [pytest.mark.anyio, needs_sandbox]
+pytestmark = needs_sandbox
 
 TESTS = [
     "assert f(2) == 4",

@@ -26,8 +26,6 @@ from tests.sandboxes import needs_sandbox
 from tools.bundled.countdown import CHARACTERS
 from tools.small_model import build_tokenizer
 
-pytestmark = pytest.mark.anyio
-
 MBPP: dict[str, Any] = {
     "text": "Write a function to double a number.",
     "code": "import math\r\ndef double(x):\r\n  return 2 * x",

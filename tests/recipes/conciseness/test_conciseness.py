@@ -2,11 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.recipe_problems import APART, short_run
-
-pytestmark = pytest.mark.anyio
 
 
 def test_a_run_of_two_generations_reports_length_and_kl(tmp_path: Path) -> None:

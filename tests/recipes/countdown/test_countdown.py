@@ -32,9 +32,6 @@ def test_what_can_be_solved(numbers: list[int], target: int, solvable: bool) -> 
     assert (solve(numbers, target) is not None) == solvable
 
 
-pytestmark = pytest.mark.anyio
-
-
 @pytest.mark.parametrize(
     ("text", "reward", "metrics"),
     [

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import datasets
-import pytest
 
 from es_cookbook.recipes.crossword.dataset import CrosswordDatasetBuilder
 from es_cookbook.rl.problem_env import ProblemEnv
@@ -11,7 +10,6 @@ from tests.recipe_problems import build
 from tools.bundled import crossword as warm_start
 from tools.small_model import build_tokenizer
 
-pytestmark = pytest.mark.anyio
 TOKENIZER = build_tokenizer(warm_start.CHARACTERS)
 ROWS: list[dict[str, object]] = [
     {"clue": "Sounds like a frozen dessert (3,5)", "answer": "ICE CREAM", "definition": "dessert"},

@@ -15,8 +15,6 @@ from tests.chat_templates import CHATML, tokenizer_with
 from tools.bundled import guess_number as warm_start
 from tools.warm_start import chat_tokenizer
 
-pytestmark = pytest.mark.anyio
-
 TOKENIZER = chat_tokenizer(warm_start.CHARACTERS)
 PROBLEM = Problem(10, 30, 25)
 

@@ -15,7 +15,6 @@ from tests.recipe_problems import build, short_run
 from tools.small_model import build_model, build_tokenizer, save
 
 TOKENIZER = build_tokenizer("".join(map(chr, range(33, 127))) + "ĠĊ")
-pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ from es_cookbook.rl.types import Observation
 from tests.families import sampled
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
-pytestmark = pytest.mark.anyio
 
 ALL = sorted(reasoning_gym.factory.DATASETS)
 SMALL = {  # These take up to seconds a problem as they are.

@@ -12,7 +12,6 @@ from tests.recipe_problems import build as built
 from tools.small_model import build_tokenizer
 
 pytest.importorskip("reasoning_gym")
-pytestmark = pytest.mark.anyio
 
 ASCII = "".join(map(chr, range(33, 127))) + "ĠĊ"
 

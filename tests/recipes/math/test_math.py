@@ -17,8 +17,6 @@ from tests.recipe_problems import Builders, build, write_rows
 from tools.bundled.math import CHARACTERS
 from tools.small_model import build_tokenizer
 
-pytestmark = pytest.mark.anyio
-
 GSM8K = [
     {
         "question": f"A box has {n} pens. How many do {n} boxes have?",

@@ -14,8 +14,6 @@ from tests.recipe_problems import APART, short_run
 from tools.bundled import pairwise as warm_start
 from tools.small_model import build_tokenizer
 
-pytestmark = pytest.mark.anyio
-
 
 def test_no_bundled_addition_was_demonstrated() -> None:
     rows = [json.loads(line) for line in ADDITIONS.read_text().splitlines()]

@@ -20,8 +20,6 @@ from tests.recipe_problems import Builders, build, write_rows
 from tools.bundled.rush_hour import CHARACTERS
 from tools.small_model import build_tokenizer
 
-pytestmark = pytest.mark.anyio
-
 BOARD = parse_board("ooBo AABo oooo oooo")  # One piece in the way, and two columns to go.
 ROWS: list[dict[str, object]] = [
     {"board": "ooBo AABo oooo oooo", "solution": "Bv2,A>2"},

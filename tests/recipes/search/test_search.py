@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import pytest
-
 from es_cookbook.recipes.search.dataset import BM25, SearchEnv, chat_of, people, search
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.message_env import Script
@@ -11,8 +9,6 @@ from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Trajectory
 from tools.bundled import search as warm_start
 from tools.warm_start import chat_tokenizer
-
-pytestmark = pytest.mark.anyio
 
 TOKENIZER = chat_tokenizer(warm_start.CHARACTERS, warm_start.WORDS)
 CHAT = Chat(TOKENIZER, ChatOptions(max_turns=4, tools_in="nowhere"), [search])

@@ -61,9 +61,6 @@ def test_a_move_is_the_last_number_of_an_answer(text: str, move: int | None) -> 
     assert read_move(text) == move
 
 
-pytestmark = pytest.mark.anyio
-
-
 class Players:
     """What players answer: each always the first, the careful, or no legal move."""
 

@@ -28,7 +28,6 @@ from tools.bundled import tic_tac_toe as warm_start
 from tools.bundled.tic_tac_toe import careful_move, careless_move
 from tools.small_model import build_tokenizer
 
-pytestmark = pytest.mark.anyio
 TOKENIZER = build_tokenizer(warm_start.CHARACTERS)
 PROMPTS = functools.partial(shown, TOKENIZER, "compact")
 OPENING = "....OXX.O"

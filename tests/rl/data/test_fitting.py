@@ -17,7 +17,6 @@ from tests.chat_templates import CHATML, tokenizer_with
 from tests.recipe_problems import write_rows
 from tests.rl.data.test_row_dataset import lines
 
-pytestmark = pytest.mark.anyio
 TOKENIZER = tokenizer_with(CHATML)
 END = "<|im_end|>\n<|im_start|>assistant\n"
 

@@ -13,8 +13,6 @@ from es_cookbook.common.errors import DataError
 from es_cookbook.rl.data.generated import SourcedDatasetBuilder, distinct
 from tests.recipe_problems import write_rows
 
-pytestmark = pytest.mark.anyio
-
 SAME = {
     "code": ({"text": "double", "test_list": ["assert double(2) == 4"]},) * 2,
     "countdown": (

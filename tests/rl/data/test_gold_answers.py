@@ -16,7 +16,6 @@ from es_cookbook.rl.types import Datasets, SamplingParams, Tokenizer
 from tests.byte_tokenizers import byte_tokenizer
 from tests.recipe_problems import write_rows
 
-pytestmark = pytest.mark.anyio
 ANSWER, THINK = ("<answer>", "</answer>"), ("<think>", "</think>")
 ROW = {"question": "Which?", "answer": "7"}
 

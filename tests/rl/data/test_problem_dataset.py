@@ -11,8 +11,6 @@ from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Observation, TrajectoryGroup
 from tests.fakes import Word, trajectory
 
-pytestmark = pytest.mark.anyio
-
 
 def _builder(i: int, gold: str | None = "yes") -> ProblemGroupBuilder:
     return ProblemGroupBuilder(functools.partial(Word, Observation((i,))), f"problem {i}", gold)

@@ -15,7 +15,6 @@ from es_cookbook.rl.types import Datasets
 from tests.recipe_problems import write_rows
 from tests.tiny_models import character_tokenizer
 
-pytestmark = pytest.mark.anyio
 TOKENIZER = character_tokenizer()
 
 

@@ -18,7 +18,6 @@ from tests.chat_templates import CHATML, tokenizer_with
 from tests.recipe_problems import write_rows
 from tests.tiny_models import character_tokenizer
 
-pytestmark = pytest.mark.anyio
 TOKENIZER = character_tokenizer()
 
 

@@ -72,7 +72,6 @@ def own(text: str, row: Mapping[str, Any]) -> float:
     return float(bool(text) and bool(row))
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("kind", KINDS)
 async def test_prompts_golds_and_tags_are_those_of_the_source(tmp_path: Path, kind: str) -> None:
     source = written(tmp_path / kind)
@@ -89,7 +88,6 @@ async def test_prompts_golds_and_tags_are_those_of_the_source(tmp_path: Path, ki
         assert Exact(field=name)(expected, row.fields) == 1
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.json"])
 async def test_rewards_of_ones_own_get_the_numbers_that_prompts_show(
     tmp_path: Path, name: str

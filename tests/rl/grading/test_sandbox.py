@@ -22,7 +22,6 @@ from es_cookbook.rl.grading.sandbox import Limits, check_sandbox, filter_program
 from es_cookbook.rl.timeouts import Clock, Watch
 from tests.sandboxes import needs_sandbox
 
-pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]
 MIB = 2**20
 

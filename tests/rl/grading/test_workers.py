@@ -19,7 +19,6 @@ from es_cookbook.common.errors import WorkerError, WorkerTimeoutError
 from es_cookbook.rl.grading.workers import in_worker
 from tests import graders
 
-pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]
 
 

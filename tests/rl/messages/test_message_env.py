@@ -16,8 +16,6 @@ from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Trajectory
 from tests.chat_templates import CHATML, LLAMA, add, tokenizer_with
 
-pytestmark = pytest.mark.anyio
-
 TOKENIZER = tokenizer_with(CHATML)
 
 

@@ -12,8 +12,6 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.messages.message import ToolCall
 from es_cookbook.rl.messages.tools import Result, Tool, run_call, tool
 
-pytestmark = pytest.mark.anyio
-
 
 @tool
 def process(text: str) -> str:

@@ -16,8 +16,6 @@ from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Action
 from tests.chat_templates import CHATML, add, tokenizer_with
 
-pytestmark = pytest.mark.anyio
-
 ADD = ToolCall("add", {"a": 1, "b": 2})
 HERMES = call_text(ADD, "hermes")
 XML = (

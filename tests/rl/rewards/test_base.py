@@ -19,7 +19,6 @@ from es_cookbook.common.errors import EnvError
 from es_cookbook.common.names import Names
 from es_cookbook.rl.rewards.base import REWARD_NAMES, Reward, graded, name_of
 
-pytestmark = pytest.mark.anyio
 WHERE = "train.jsonl, line 3"
 
 

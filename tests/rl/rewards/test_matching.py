@@ -20,8 +20,6 @@ from es_cookbook.rl.rewards.matching import (
     named_last,
 )
 
-pytestmark = pytest.mark.anyio
-
 CITIES = ["New York", "York", "Paris"]
 
 

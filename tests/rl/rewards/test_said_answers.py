@@ -19,8 +19,6 @@ from es_cookbook.rl.types import Action
 from tests.chat_templates import CHATML, tokenizer_with
 from tests.recipe_problems import write_rows
 
-pytestmark = pytest.mark.anyio
-
 ROW = {"answer": "12", "choices": ["12", "deep"], "pattern": "^12$"}
 REWARDS: Mapping[str, Reward] = {
     "exact": Exact(),

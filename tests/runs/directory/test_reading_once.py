@@ -11,8 +11,6 @@ from es_cookbook.runs.program import train
 from es_cookbook.runs.recorded import open_run
 from tests.tiny_run import tiny
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

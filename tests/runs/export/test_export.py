@@ -30,8 +30,6 @@ from tests.limits import largest_file
 from tests.quantised_models import How, quantise
 from tests.runs.export_runs import check_same_answers, engine_at, greedy, make_base, make_run
 
-pytestmark = pytest.mark.anyio
-
 
 def write(run: Path, output: Path, **fields: Any) -> str:
     return export(ExportConfig(log_path=str(run), output=str(output), **fields))

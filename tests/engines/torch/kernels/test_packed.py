@@ -32,7 +32,6 @@ CLOSE = 0.06
 
 
 @pytest.mark.daily
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("family", "space"),
     [

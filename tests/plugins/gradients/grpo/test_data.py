@@ -18,8 +18,6 @@ from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.grpo_runs import CopierBuilder, Listening, grpo_config, metrics_of
 from tests.tiny_run import untimed
 
-pytestmark = pytest.mark.anyio
-
 
 class Odd(ProblemEnv):
     """Rewards odd characters."""

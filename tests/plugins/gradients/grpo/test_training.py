@@ -42,8 +42,6 @@ from tests.grpo_runs import (
 from tests.hub_server import HubServer
 from tests.tiny_run import FILES_ALONE
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.daily
 @pytest.mark.parametrize(
