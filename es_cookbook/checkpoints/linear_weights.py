@@ -31,7 +31,7 @@ _MEMBER = re.compile(r"(?P<parameter>.+)\[(?P<expert>\d+)\]")
 
 
 def member_name(parameter: str, expert: int) -> str:
-    """Name of one expert's weight in a parameter of three axes.
+    """Return the name of one expert's weight in a parameter of three axes.
 
     >>> member_name("model.layers.0.mlp.experts.down_proj", 3)
     'model.layers.0.mlp.experts.down_proj[3]'
@@ -40,7 +40,7 @@ def member_name(parameter: str, expert: int) -> str:
 
 
 def split_member(name: str) -> tuple[str, int | None]:
-    """The inverse of `member_name`; None in place of the expert for all other names.
+    """Undo `member_name`; other names are returned with None in place of the expert.
 
     >>> split_member("model.layers.0.mlp.experts.down_proj[3]")
     ('model.layers.0.mlp.experts.down_proj', 3)
@@ -52,7 +52,7 @@ def split_member(name: str) -> tuple[str, int | None]:
 
 
 def expert_parameters(module: nn.Module) -> tuple[str, ...]:
-    """Attributes of a module that hold experts' weights, with three axes; () if it has none."""
+    """Return the names of a module's experts' weights, with three axes; () if it has none."""
     if not all(hasattr(module, name) for name in ("has_gate", "is_transposed", "_apply_gate")):
         return ()
     own = dict(module.named_parameters(recurse=False))
@@ -60,21 +60,21 @@ def expert_parameters(module: nn.Module) -> tuple[str, ...]:
 
 
 def is_linear(module: nn.Module) -> TypeIs[nn.Linear | Conv1D]:
-    """Whether a module computes x Wᵀ + b of its weight, or is `Conv1D`, and nothing else."""
+    """Return whether a module computes x Wᵀ + b, or is `Conv1D`, and nothing else."""
     kind = type(module)
     plain = kind.forward in (nn.Linear.forward, Conv1D.forward) or kind.__name__ == "FalconLinear"
     return plain and isinstance(module, nn.Linear | Conv1D)
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """Whether a module's linear weights are stored (in, out)."""
+    """Return whether a module's linear weights are stored (in, out)."""
     return isinstance(module, Conv1D) or bool(
         expert_parameters(module) and getattr(module, "is_transposed", False)
     )
 
 
 def linear_weights(model: nn.Module) -> dict[str, bool]:
-    """Name of every linear weight, in the model's order -> whether it is stored (in, out).
+    """Map each linear weight's name, in the model's order, to whether it is stored (in, out).
 
     Experts are members; of tied weights there is the first.
     """
@@ -96,7 +96,7 @@ def linear_weights(model: nn.Module) -> dict[str, bool]:
 
 
 def named_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """`model.named_parameters()`, with experts' parameters replaced by their members.
+    """Yield `model.named_parameters()`, with experts' parameters replaced by their members.
 
     Members are views outside of autograd: writes to one change the parameter.
     """
@@ -110,7 +110,7 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _expert_parameters_of(model: nn.Module) -> dict[int, bool]:
-    """Identity of each parameter that holds experts -> whether they are transposed."""
+    """Map the id of each parameter that holds experts to whether they are transposed."""
     return {
         id(getattr(module, name)): is_transposed(module)
         for module in model.modules()

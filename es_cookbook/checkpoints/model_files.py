@@ -80,7 +80,7 @@ class Format(ABC):
 
     @abstractmethod
     def directory(self, model_name: str, part: Part = "weights") -> Path | None:
-        """The model directory that a name stands for; None if the name is not of this format.
+        """Return the model directory that a name stands for; None if it is not of this format.
 
         A format that fetches files may fetch only this part of them.
 
@@ -90,7 +90,7 @@ class Format(ABC):
 
 
 def formats() -> Iterator[Format]:
-    """All registered formats, in the order of their names, but for those that cannot be used."""
+    """Yield all registered formats that can be used, in the order of their names."""
     for name in FORMATS:
         try:
             yield cast("type[Format]", load(FORMATS[name]))()
@@ -123,7 +123,7 @@ def _folder(name: str) -> Path | None:
 
 
 def model_directory(model_name: str, part: Part = "weights") -> Path:
-    """The directory with a model's files: itself, or the one that a registered format returns.
+    """Return the directory of a model's files: itself, or the one that a format returns.
 
     A format that fetches files has fetched at least `part` of them.
 
@@ -151,14 +151,14 @@ def model_directory(model_name: str, part: Part = "weights") -> Path:
 
 
 def _is_whole(model_name: str) -> bool:
-    """Whether it is a directory with a config and weights, which no format need be asked for."""
+    """Return whether this is a directory with config and weights, which needs no format."""
     # `os.path` asks nothing of a name that is too long.
     there = (os.path.isfile(os.path.join(model_name, name)) for name in _WEIGHT_FILES)
     return os.path.exists(os.path.join(model_name, CONFIG)) and any(there)
 
 
 def hub_repository(model_name: str) -> str | None:
-    """The repository on the Hub that a model comes from; None for one that is from here.
+    """Return the repository on the Hub that a model comes from; None for a local model.
 
     A file of a repository is named as `owner/name:file`.
     """
@@ -185,7 +185,7 @@ def _refuse_adapter(directory: Path) -> None:
 
 
 def find_file(model_name: str, file_name: str) -> Path | None:
-    """A file, not of weights, of a directory or Hub name; None if it has none.
+    """Return the path of a file, not of weights, of a directory or Hub name; None if missing.
 
     Raises:
         ModelError: As `model_directory`.
@@ -198,8 +198,8 @@ def copy_file(path: Path, directory: Path) -> None:
     """Copy a small file of a model to an export, under its name.
 
     Raises:
-        ModelError: It is a link out of the model: any file of this machine may be behind it, and an
-            export is made to be given away.
+        ModelError: It is a link out of the model: it may lead to any file of this machine, and
+            exports are given away.
     """
     folder = path.parent.resolve()
     own = folder.parents[1] if folder.parent.name == "snapshots" else folder  # The Hub's cache.
@@ -212,7 +212,7 @@ def copy_file(path: Path, directory: Path) -> None:
 
 
 def _checked(directory: Path) -> Path:
-    """The directory, if what libraries would read of it are files; they may be links to such."""
+    """Check that what libraries would read are files or links to files; return the directory."""
     try:
         for path in directory.iterdir():
             if path.name.endswith((*SMALL, *_WEIGHTS)) and path.exists():
@@ -223,7 +223,7 @@ def _checked(directory: Path) -> Path:
 
 
 def weight_paths(model_name: str) -> list[Path]:
-    """The files of a checkpoint that transformers takes, safetensors before others.
+    """Return the files of a checkpoint that transformers takes, safetensors before others.
 
     Raises:
         ModelError: There is none, or it cannot be read; says where.
@@ -242,7 +242,7 @@ def weight_paths(model_name: str) -> list[Path]:
 
 
 def weight_names(directory: Path, more: Collection[str] = ()) -> list[str] | None:
-    """The names of the weight files, whether they are there or not; `more` are taken as there."""
+    """Return the names of the weight files, even of missing ones; `more` are taken as there."""
     for single, index in _SINGLE_AND_INDEX:
         if single in more or (directory / single).is_file():
             return [single]
@@ -271,7 +271,7 @@ def no_weights(model_name: str) -> ModelError:
 
 
 def base_identity(model_name: str) -> tuple[str, str]:
-    """Hexadecimal digests of the weights and the tokenizer of a directory or Hub name.
+    """Return hexadecimal digests of the weights and the tokenizer of a directory or Hub name.
 
     Two checkpoints are the same if their tensors are, by name, dtype, shape and every bit, wherever
     they lie and however their files are split.
@@ -298,14 +298,14 @@ def base_identity(model_name: str) -> tuple[str, str]:
 
 
 def tokenizer_files(model_name: str) -> list[Path]:
-    """The files of a directory's or Hub name's tokenizer, all that there are."""
+    """Return all files of a directory's or Hub name's tokenizer."""
     directory = model_directory(model_name, "tokenizer")
     names = (*TOKENIZER_FILES, *TOKENIZER_SETTINGS)
     return [path for name in names if (path := directory / name).is_file()]
 
 
 def no_tokenizer(model_name: str) -> ModelError:
-    """The error of a model that has none."""
+    """Return the error of a model that has no tokenizer."""
     return ModelError(
         f"model_name: {model_name!r} has no tokenizer (one of {', '.join(TOKENIZER_FILES)})"
     )
@@ -326,12 +326,12 @@ def _digest(named: Iterable[tuple[str, str]]) -> str:
 
 
 def cached_model(what: str, digest: str, make: Callable[[Path], None]) -> Path:
-    """The model directory of this digest, from the cache or made now.
+    """Return the model directory of this digest from the cache; make it if it is not there.
 
     Args:
-        what: source of the model, in words.
-        digest: digest of all that it follows from.
-        make: fills an empty directory with it.
+        what: description of the model's source, for errors.
+        digest: digest of everything that the model depends on.
+        make: fills an empty directory with the model.
 
     Raises:
         ModelError: The cache cannot be written; or as `make`.
@@ -370,7 +370,7 @@ def _make(directory: Path, make: Callable[[Path], None]) -> None:
 
 
 def _is_as_made(directory: Path) -> bool:
-    """Whether a directory has the files of its manifest, unchanged."""
+    """Return whether a directory has the files of its manifest, unchanged."""
     try:
         text = read_file(_manifest(directory), LARGEST_TEXT, directory.parent)
         return parsed(text) == _states(directory)
@@ -379,7 +379,7 @@ def _is_as_made(directory: Path) -> bool:
 
 
 def _states(directory: Path) -> dict[str, list[int]]:
-    """Size and times of each file: they change when it is written to."""
+    """Return the size and times of each file: they change when it is written to."""
     files = sorted(path for path in directory.rglob("*") if not path.is_dir())
     states = {str(file.relative_to(directory)): file.stat() for file in files}
     return {name: [s.st_size, s.st_mtime_ns, s.st_ctime_ns] for name, s in states.items()}
@@ -390,14 +390,14 @@ def _manifest(directory: Path) -> Path:
 
 
 def cache_directory() -> Path:
-    """Directory of converted models and of measurements of this machine."""
+    """Return the directory of converted models and of measurements of this machine."""
     from huggingface_hub import constants
 
     return Path(os.environ.get(CACHE) or Path(constants.HF_HOME) / "es_cookbook")
 
 
 def digest_of(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

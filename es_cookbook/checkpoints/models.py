@@ -52,7 +52,7 @@ AsStored: TypeAlias = Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]]
 
 
 def load_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
-    """The model's own tokenizer, from a directory or the Hub.
+    """Load the model's own tokenizer, from a directory or the Hub.
 
     Raises:
         ModelError: It is missing or cannot be read; says where.
@@ -71,7 +71,7 @@ def load_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
 
 
 def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrainedModel:
-    """The model in evaluation mode on `device`.
+    """Load the model in evaluation mode on `device`.
 
     Linear layers of a quantised checkpoint are `QuantLinear`: each has its weight dequantised, in
     the model's dtype, and the numbers and scales that it comes from.
@@ -112,9 +112,9 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
 
 
 def load_architecture(model_name: str, weights: bool = True) -> PreTrainedModel:
-    """The model without its weights, to inspect its structure; takes no memory.
+    """Build the model without its weights, to inspect its structure; takes no memory.
 
-    With `weights`, a directory must have them all the same.
+    If `weights`, the directory must have them nevertheless.
 
     Raises:
         ModelError: It cannot be read, or is not a causal LM; says where.
@@ -129,7 +129,7 @@ def load_architecture(model_name: str, weights: bool = True) -> PreTrainedModel:
 
 
 def architecture_for(search_space: SearchSpaceBuilder, model_name: str) -> PreTrainedModel:
-    """`load_architecture`, with quantised layers if the search space moves their parts.
+    """Build the architecture, with quantised layers if the search space moves their parts.
 
     Raises:
         ModelError: As `quantised_architecture`.
@@ -140,7 +140,7 @@ def architecture_for(search_space: SearchSpaceBuilder, model_name: str) -> PreTr
 
 
 def quantised_architecture(model_name: str) -> PreTrainedModel:
-    """`load_architecture`, with the quantised layers of a quantised checkpoint as such.
+    """Build the architecture, with the quantised layers of a quantised checkpoint.
 
     Raises:
         ModelError: As `load_architecture`, or it is quantised in an unknown format or of another
@@ -194,7 +194,7 @@ def _make_quantised(model: PreTrainedModel, quantised: Mapping[str, QuantisedWei
 def save_model(
     write: Callable[[Path], None], tokenizer: PreTrainedTokenizerBase, path: Path
 ) -> None:
-    """Write a Hugging Face model directory: beside, to the disk, then renamed.
+    """Write a Hugging Face model directory under another name, and rename it when it is complete.
 
     `write` fills it with all but the tokenizer, as `PreTrainedModel.save_pretrained` does.
 
@@ -211,13 +211,13 @@ def save_model(
 def base_parameters(
     model_name: str, architecture: PreTrainedModel, names: Collection[str], dtype: str
 ) -> tuple[ReadTensors, torch.dtype]:
-    """A base model's parameters, each read when it is asked for, as an engine holds them.
+    """Return a base model's parameters as an engine holds them, each read when needed.
 
     A parameter is looked up in the checkpoint under its own name, or under another that is tied to
     it, an expert's as a part of its parameter, dequantised, and cast to the engine's dtype. Where
     the checkpoint stores the model otherwise (some architectures fuse or rename on loading, or keep
-    parameters in float32 for any dtype), transformers loads all of it, as an engine does, and
-    then it does take the memory of the model. Parts of a quantised weight are as stored.
+    parameters in float32 for any dtype), transformers loads the whole model, as an engine does,
+    and this takes its memory. Parts of a quantised weight are as stored.
     Threads may share it.
 
     Args:
@@ -263,14 +263,14 @@ def base_parameters(
 
 
 def first_names(model: PreTrainedModel) -> dict[str, str]:
-    """Every name of a parameter, in the model's order -> the first of those that are tied to it."""
+    """Map every name of a parameter, in the model's order, to the first name tied to it."""
     first: dict[int, str] = {}
     parameters = model.named_parameters(remove_duplicate=False)
     return {name: first.setdefault(id(parameter), name) for name, parameter in parameters}
 
 
 def stored_form(model: PreTrainedModel) -> AsStored:
-    """The form in which checkpoints of the model's architecture store a parameter.
+    """Return a function to the form in which checkpoints of the architecture store a parameter.
 
     transformers fuses and renames parameters of some architectures when it loads them (experts,
     for example), and other libraries know the checkpoints' names only.
@@ -283,7 +283,7 @@ def stored_form(model: PreTrainedModel) -> AsStored:
 
 
 def parameter_infos(model: PreTrainedModel) -> list[ParameterInfo]:
-    """Every parameter by its Hugging Face name, tied ones once, under their first name.
+    """Return every parameter by its Hugging Face name; tied ones once, by the first name.
 
     Experts' parameters are there as their members (`linear_weights.named_weights`).
     After a quantised weight come the scales, zero points and codes that it is made of.
@@ -322,10 +322,10 @@ def _rms(table: torch.Tensor) -> float | None:
 def end_of_sequence_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[int, ...]:
-    """Tokens that end a sequence, from the generation config, the config and the tokenizer.
+    """Return the tokens that end a sequence by generation config, config or tokenizer.
 
     Raises:
-        ModelError: One of them names something else than tokens.
+        ModelError: One of them is not the number of a token.
     """
     found: set[int] = set()
     for source in (getattr(model, "generation_config", None), model.config, tokenizer):
@@ -371,7 +371,7 @@ def keep_tokens(logits: torch.Tensor, never: torch.Tensor) -> torch.Tensor:
 
 
 def _held_dtype(architecture: PreTrainedModel, files: ReadTensors) -> torch.dtype:
-    """The dtype that transformers takes for "auto": the config's, or that of the first weight."""
+    """Return the dtype that transformers takes for "auto": the config's, or the first weight's."""
     configured = cast("torch.dtype | None", architecture.config.dtype)
     if configured is not None:
         return configured
@@ -388,7 +388,7 @@ def _dtype_of(name: str) -> torch.dtype:
 
 @contextlib.contextmanager
 def no_progress_bar() -> Generator[None]:
-    """Inside, transformers shows no progress bars for weights."""
+    """Hide transformers' progress bars for weights inside the block."""
     if not is_progress_bar_enabled():
         yield
         return
@@ -400,7 +400,7 @@ def no_progress_bar() -> Generator[None]:
 
 
 def _checked_directory(model_name: str, weights: bool = True) -> Path:
-    """A model's directory, if it is one, has weights, and has nothing run that others wrote."""
+    """Return a model's directory, after checks that it is one and runs no code of others."""
     path = model_directory(model_name, "weights" if weights else "config")
     if not (path / CONFIG).exists():
         raise ModelError(

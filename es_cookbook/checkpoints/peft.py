@@ -130,7 +130,7 @@ def _checked_config(config: object) -> dict[str, Any]:
 
 
 def _is_plain(field: str, value: object) -> bool:
-    """Whether A and B alone say what an adapter with this field does to the base."""
+    """Return whether A and B alone say what an adapter with this field does to the base."""
     if field in _READ or field in _WITHOUT_EFFECT:
         return True
     value = value.lower() if field == "init_lora_weights" and isinstance(value, str) else value
@@ -227,13 +227,13 @@ def write_adapter(
 
 
 def _num_experts(weights: Iterable[str]) -> Counter[str]:
-    """Number of experts among these weights for each parameter that has any, in their order."""
+    """Count the experts among these weights for each parameter that has any, in their order."""
     members = map(split_member, weights)
     return Counter(parameter for parameter, expert in members if expert is not None)
 
 
 def _keys(weights: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Parameter that any of these weights is, or is a part of -> PEFT's names of its A and B.
+    """Map each parameter that these weights are, or are part of, to PEFT's names of A and B.
 
     PEFT wraps a module of experts once for each of its parameters, the first of them innermost.
     """
@@ -258,7 +258,7 @@ def _keys(weights: Iterable[str]) -> dict[str, tuple[str, str]]:
 def _stored_shapes(
     weights: Mapping[str, tuple[int, ...]], rank: int, num_experts: Mapping[str, int]
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of the A and B of weights (out, in), by PEFT's names."""
+    """Return the shapes of the A and B of weights (out, in), by PEFT's names."""
     keys = _keys(weights)
     shapes: dict[str, tuple[int, ...]] = {}
     for weight, (rows, columns) in weights.items():
@@ -269,7 +269,7 @@ def _stored_shapes(
 
 
 def target_modules(adapted: Collection[str], modules: Collection[str]) -> list[str]:
-    """The last names of the adapted modules, or their full names where others end so too.
+    """Return the last names of adapted modules, or full names where others end alike.
 
     >>> target_modules(["0.up", "1.up"], ["0.up", "0.down", "1.up", "1.down"])
     ['up']

@@ -147,27 +147,26 @@ class QuantisedCheckpoint(ABC):
     @property
     @abstractmethod
     def packages(self) -> str:
-        """Packages that transformers needs to load it, in words."""
+        """Names of the packages that transformers needs to load it."""
 
     @abstractmethod
     def weight(self, layer: str) -> QuantisedWeight:
-        """The weight of a layer."""
+        """Read the weight of a layer."""
 
     @abstractmethod
     def outline(self, layer: str) -> QuantisedWeight:
-        """Its shapes and dtypes, on the meta device: no numbers are read."""
+        """Return the shapes and dtypes of a layer, on the meta device: no numbers are read."""
 
     @abstractmethod
     def parameters(self) -> ReadTensors:
-        """The parameters of all layers, by name."""
+        """Return the parameters of all layers, by name."""
 
     @abstractmethod
     def plain(self, names: Collection[str], dtype: torch.dtype) -> ReadTensors:
-        """The model's own parameters whose tensors are stored under these names.
+        """Return the model's own parameters whose tensors are stored under these names.
 
-        Quantised weights are dequantised, in `dtype`; all else, their layers' biases too, is as
-        stored. Reading one raises a ModelError if its numbers mean nothing without scales, and
-        there are none.
+        Quantised weights are dequantised, in `dtype`; all else, also biases of quantised layers, is
+        as stored. Reading a tensor raises a ModelError if it needs scales that are missing.
         """
 
     @abstractmethod
@@ -194,14 +193,14 @@ class QuantLinear(nn.Linear):
 
 
 def quantised_layers(model: nn.Module) -> Iterator[tuple[str, QuantisedWeight]]:
-    """Name and weight of each quantised linear layer, in the model's order."""
+    """Yield the name and weight of each quantised linear layer, in the model's order."""
     for name, module in model.named_modules():
         if isinstance(module, QuantLinear):
             yield name, module.quantised
 
 
 def parameter_name(layer: str, kind: str) -> str:
-    """Name of a quantised layer's parameter.
+    """Return the name of a quantised layer's parameter.
 
     >>> parameter_name("model.layers.0.mlp.up_proj", "scales")
     'model.layers.0.mlp.up_proj.scales'
@@ -210,7 +209,7 @@ def parameter_name(layer: str, kind: str) -> str:
 
 
 def is_quantised(model_name: str) -> bool:
-    """Whether a model's config says that its weights are quantised, by any method."""
+    """Return whether a model's config says that its weights are quantised, by any method."""
     return _settings(model_name) is not None
 
 

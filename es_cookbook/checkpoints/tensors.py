@@ -41,7 +41,7 @@ _UNCHANGED = re.compile(
     r"^([0-9a-f]+)-([0-9a-f]+) r\S+ \S+ \S+ [1-9]\d* +/.*\n(?:[A-Z].*\n)*?Anonymous: +0 kB",
     re.MULTILINE,
 )
-"""A mapping of a file without pages of its own, in the list of a process's memory."""
+"""Matches a mapped file without changed pages in a process's list of memory."""
 
 TensorKind: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
 """Dtype and shape."""
@@ -65,7 +65,7 @@ _PLACES = {dtype: place for place, dtype in enumerate(_NAMES)}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Name of a dtype, as in configs.
+    """Return the name of a dtype, as in configs.
 
     >>> dtype_name(torch.bfloat16)
     'bfloat16'
@@ -92,7 +92,7 @@ class ReadTensors(Mapping[str, torch.Tensor]):
 
 
 def weight_files(paths: Iterable[Path]) -> ReadTensors:
-    """Name -> tensor of a checkpoint, each read when it is asked for. Threads may share it.
+    """Open a checkpoint's tensors by name, each read when asked for. Threads may share it.
 
     `paths` are safetensors files, or `.bin` files of `torch.save`.
 
@@ -113,13 +113,13 @@ def weight_files(paths: Iterable[Path]) -> ReadTensors:
 def leave_in_files(tensors: Iterable[torch.Tensor]) -> None:
     """Give back the memory of tensors that lie in mapped files; they are read again when used.
 
-    Only where the system tells that a mapping holds nothing but its file (Linux).
+    Only where the system says that no page of the mapping was changed (Linux).
     """
     try:
-        told = Path("/proc/self/smaps").read_text()
+        maps = Path("/proc/self/smaps").read_text()
     except OSError:
         return
-    unchanged = [(int(begin, 16), int(end, 16)) for begin, end in _UNCHANGED.findall(told)]
+    unchanged = [(int(begin, 16), int(end, 16)) for begin, end in _UNCHANGED.findall(maps)]
     for tensor in tensors:
         # Whole pages alone: the neighbours' bytes on a shared one are in use.
         begin = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -130,7 +130,7 @@ def leave_in_files(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """First line of a library's error, or its class if it has no message."""
+    """Return the first line of a library's error, or its class if it has no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -226,7 +226,7 @@ class Snapshot:
     tensors: Mapping[str, torch.Tensor]
 
     def holds_what_it_says(self) -> bool:
-        """Whether the tensors have the fingerprint; reads all of them."""
+        """Return whether the tensors have the fingerprint; reads all of them."""
         if any(tensor.dtype != torch.float32 for tensor in self.tensors.values()):
             return False
 
@@ -238,7 +238,7 @@ class Snapshot:
 
 
 def metadata(generation: int, fingerprint: int) -> dict[str, str]:
-    """Metadata in a snapshot's header."""
+    """Return the metadata for a snapshot's header."""
     return {"generation": str(generation), "fingerprint": f"{fingerprint:x}"}
 
 
@@ -265,7 +265,7 @@ def restore_centre(centre: Centre, steps: Sequence[Step], snapshot: Path | None)
     """Set a centre to the base moved by these steps. Returns its fingerprint.
 
     Args:
-        centre: any centre of the base, on any device; of a part of the parameters, too.
+        centre: centre of the base, on any device, also of a part of the parameters.
         steps: all steps, from the base on.
         snapshot: an earlier centre to start from; the base if None, or if it cannot be used.
     """

@@ -52,7 +52,7 @@ class Progress:
     cached_tokens: int | None = None
 
     def sampled(self, tokens_T: Sequence[int]) -> None:
-        """Called with all tokens sampled so far; the last ones come only with the action."""
+        """Take all tokens sampled so far; the last ones come only with the action."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -146,10 +146,10 @@ class Host(ABC):
 
     @abstractmethod
     async def logprobs(self, request: LogprobsRequest) -> list[float]:
-        """Log-probability (natural log) of each continuation token."""
+        """Return the log-probability (natural log) of each continuation token."""
 
     async def tops(self, request: LogprobsRequest) -> list[Top]:
-        """Like `logprobs`, with the most probable token in each place.
+        """Return log-probabilities as `logprobs`, with the most probable token in each place.
 
         Raises:
             RequestError: By default.
@@ -211,13 +211,13 @@ class Engine(Host):
         Raises:
             EngineError: There is no engine left.
         """
-        del centre  # A single engine moves between blocks alone, so it is where they want it.
+        del centre  # A single engine moves between blocks only, so it is at that step already.
         async with self._turn:
             yield self
 
     @asynccontextmanager
     async def free(self) -> AsyncGenerator[None]:
-        """Inside, the engine, or at least one of a pool, runs no block, and can take a step."""
+        """Wait until the engine, or at least one of a pool, runs no block and can take a step."""
         async with self._turn:
             yield
 
@@ -254,13 +254,13 @@ class Engine(Host):
 
     @abstractmethod
     def stats(self) -> Mapping[str, float]:
-        """Counters since the engine was built, for example `tokens` and `requests`."""
+        """Return counters since the engine was built, for example `tokens` and `requests`."""
 
     @abstractmethod
     async def close(self) -> None:
         """Release threads, processes and memory; requests in flight fail.
 
-        Closing twice is harmless.
+        May be called twice.
         """
 
 
@@ -326,10 +326,10 @@ class ModelEngineBuilder(EngineBuilder):
     )
 
     def context_length(self, model: "PreTrainedModel") -> int:
-        """Most tokens of prompt and action together, for this model."""
+        """Return the most tokens that prompt and action may have together with this model."""
         text = model.config.get_text_config()
         own_length = int(getattr(text, "max_position_embeddings", None) or _DEFAULT_CONTEXT)
-        if own_length < 0:  # how XLNet says that there is no limit
+        if own_length < 0:  # XLNet's value for no limit
             own_length = _DEFAULT_CONTEXT
         return min(own_length, self.max_model_len or _DEFAULT_CONTEXT)
 
@@ -411,7 +411,7 @@ class Usage:
 
     @contextmanager
     def request(self) -> Generator[None]:
-        """Inside, a request is in flight.
+        """Count a request as in flight inside the block.
 
         Raises:
             EngineError: The engine is closed, or being changed.
@@ -425,7 +425,7 @@ class Usage:
 
     @contextmanager
     def changing(self, what: str) -> Generator[None]:
-        """Inside, access is exclusive; `what` is done, for example "load genomes".
+        """Hold exclusive access inside the block, which does `what`, for example "load genomes".
 
         Raises:
             EngineError: The engine is closed, being changed, or requests are in flight.

@@ -117,7 +117,7 @@ class GenomeFactors:
         place_of_seed = {seed: place for place, seed in enumerate(seeds)}
 
         def own(genome: Genome, t: int) -> Term:
-            """Term t; the first seed with coefficient 0 if the genome has none for this weight."""
+            """Return term t, or the first seed times 0 if the weight has no such term."""
             found = shares.own(name, genome.terms[t : t + 1])
             return found[0] if found else Term(seeds[0], 0.0)
 

@@ -25,7 +25,7 @@ Batch: TypeAlias = tuple[bytes, bytes]
 
 
 def encode_genomes(genomes_G: Sequence[Genome]) -> bytes:
-    """Genomes as bytes."""
+    """Encode genomes as bytes."""
     plain = [(_plain(genome.terms), genome.offsets) for genome in genomes_G]
     return pickle.dumps(plain, pickle.HIGHEST_PROTOCOL)
 
@@ -36,7 +36,7 @@ def decode_genomes(data: bytes) -> list[Genome]:
 
 
 def encode_step(step: Step) -> bytes:
-    """A step as bytes. Steps may be concatenated."""
+    """Encode a step as bytes; bytes of several steps may be concatenated."""
     return pickle.dumps((_plain(step.terms), step.decay, step.rule), pickle.HIGHEST_PROTOCOL)
 
 
@@ -57,7 +57,7 @@ def _terms(plain: Iterable[tuple[int, float]]) -> tuple[Term, ...]:
 
 
 def encode_requests(requests: Sequence[Request]) -> tuple[Batch, list[int]]:
-    """Requests as bytes, and the order in which `decode_requests` returns them, as indices."""
+    """Encode requests as bytes; also return their indices in the order of `decode_requests`."""
     asked: dict[tuple[Any, ...], list[int]] = {}
     for i, request in enumerate(requests):
         if isinstance(request, SampleRequest):
@@ -83,7 +83,7 @@ def decode_requests(batch: Batch) -> Iterator[Request]:
 
 
 def encode_answers(answers: Iterable[tuple[int, Answer]]) -> bytes:
-    """Numbered answers as bytes, actions as plain tuples; errors must be picklable."""
+    """Encode numbered answers, actions as plain tuples; errors must be picklable."""
     actions: list[tuple[object, ...]] = []
     others: list[tuple[int, Answer]] = []
     for number, answer in answers:

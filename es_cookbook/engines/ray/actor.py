@@ -65,7 +65,7 @@ class EngineActor:
     async def build(
         self, builder: EngineBuilder, model_name: str, search_space: "SearchSpaceBuilder"
     ) -> tuple[Built, int, str]:
-        """Returns its constants for a pool, the process's id and the machine's name."""
+        """Build the engine, and return its constants, the process's id and the machine's name."""
         self._engine = engine = await builder(model_name=model_name, search_space=search_space)
         built = engine.traits, engine.tokenizer, engine.space
         return built, os.getpid(), platform.node()
@@ -112,7 +112,7 @@ class EngineActor:
 
     @asynccontextmanager
     async def _alone(self) -> AsyncGenerator[None]:
-        """Inside, all changes and requests that the pool has given up are over."""
+        """Wait until earlier changes and all requests that the pool has given up are over."""
         async with self._changing:
             if self._tasks:
                 await asyncio.wait(self._tasks.values())
@@ -133,9 +133,9 @@ class EngineActor:
 
 
 def portable(error: Exception) -> ESCookbookError:
-    """An error as it crosses to another process: itself if it is one of ours, else in a sentence.
+    """Return an error that can be pickled: our own as they are.
 
-    An unexpected error is an `EngineError` with its traceback as a note.
+    An unexpected error becomes an `EngineError` with its traceback as a note.
     """
     if isinstance(error, ESCookbookError):
         return error

@@ -78,10 +78,10 @@ class Cluster:
 
     @classmethod
     def connect(cls, address: str, strategy: str, env: Mapping[str, str]) -> "Cluster":
-        """Start a private Ray or join a cluster; a Ray that this process has already is shared.
+        """Start a private Ray or join a cluster; a Ray that this process already uses is shared.
 
-        Takes some seconds, on this very thread: Ray's processes end with the thread that starts
-        them (Linux's PR_SET_PDEATHSIG), so a worker thread will not do.
+        Takes some seconds and blocks: Ray's processes end with the thread that starts them (Linux's
+        PR_SET_PDEATHSIG), so no worker thread can do it.
 
         Raises:
             ConfigError: Ray is not installed, or nothing answers at the address.
@@ -114,7 +114,7 @@ class Cluster:
         return cluster
 
     def resources(self) -> dict[str, float]:
-        """Resources of the cluster, in use or not: `CPU`, `GPU` and more."""
+        """Return the resources of the cluster, in use or not: `CPU`, `GPU` and more."""
         return dict(self._ray.cluster_resources())
 
     async def reserve(self, count: int) -> list[Place]:
@@ -145,9 +145,9 @@ class Cluster:
         """
         strategies = self._ray.util.scheduling_strategies
         strategy = strategies.PlacementGroupSchedulingStrategy(*place)
-        told = {"OMP_NUM_THREADS": str(max(1, int(self.num_cpus)))}
+        variables = {"OMP_NUM_THREADS": str(max(1, int(self.num_cpus)))}
         if self.share is not None:
-            told[SHARE] = str(self.share)
+            variables[SHARE] = str(self.share)
         handle = (
             self._ray.remote(EngineActor)
             .options(
@@ -156,7 +156,7 @@ class Cluster:
                 scheduling_strategy=strategy,
                 max_restarts=0,  # The pool restarts an engine: only it knows where the engine was.
                 enable_task_events=False,  # The head would keep 100,000 calls, 4 KB each.
-                runtime_env={"env_vars": {**told, **self._env}},
+                runtime_env={"env_vars": {**variables, **self._env}},
             )
             .remote()
         )

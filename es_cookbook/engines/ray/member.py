@@ -245,7 +245,7 @@ class Member:
 
     @asynccontextmanager
     async def _changing(self) -> AsyncGenerator[None]:
-        """Inside, the engine has no request, and no other change is made; on failure it is lost.
+        """Hold back requests and other changes inside the block; if it fails, the engine is lost.
 
         Raises:
             EngineLostError: It is lost.

@@ -271,7 +271,7 @@ class RayPool(_AskingHost, Engine):
             self._free.put_nowait(lent.member)
 
     async def borrow(self) -> Member:
-        """The next engine that is free.
+        """Return the next engine that is free.
 
         Raises:
             EngineError: None is left, and none is being started.
@@ -286,12 +286,12 @@ class RayPool(_AskingHost, Engine):
     @override
     @asynccontextmanager
     async def free(self) -> AsyncGenerator[None]:
-        """Engines that are not free do not matter: `apply` leaves them alone."""
+        """Return at once: `apply` leaves engines alone that are not free."""
         yield
 
     @override
     async def load(self, genomes_G: Sequence[Genome]) -> None:
-        """Not supported by pools: genomes are loaded on a borrowed engine."""
+        """Refuse: a pool loads genomes on an engine that it lends."""
         raise EngineError("a pool hosts genomes on engines that it lends; use its `lend`")
 
     @override
@@ -319,7 +319,7 @@ class RayPool(_AskingHost, Engine):
 
     @override
     async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
-        """Raises as `apply`. Engines that see no such file use the base."""
+        """Restore all engines; those that cannot see the snapshot begin at the base."""
         plain = [encode_step(step) for step in steps]
         async with self._moving:
             self._ledger.steps = plain
@@ -329,7 +329,7 @@ class RayPool(_AskingHost, Engine):
         return await self._moved()
 
     async def _moved(self) -> int:
-        """The centre's fingerprint; all lost engines are started again."""
+        """Return the centre's fingerprint, and start all lost engines again."""
         position = len(self._ledger.steps)
         while position not in self._ledger.fingerprints:  # All that were to move are lost.
             async with self.lend(position) as host:
@@ -352,7 +352,7 @@ class RayPool(_AskingHost, Engine):
 
     @override
     async def save(self, path: Path) -> None:
-        """An engine writes it, so engines elsewhere need a shared directory."""
+        """Have an engine write the centre; engines elsewhere need a shared directory."""
         member = await self._any_member()
         await member.save(str(path.absolute()))
         if not path.exists():
@@ -363,7 +363,7 @@ class RayPool(_AskingHost, Engine):
 
     @override
     def stats(self) -> Mapping[str, float]:
-        """Current number of `engines`, and counters: see `Ledger`."""
+        """Return the current number of `engines`, and the counters of `Ledger`."""
         return {"engines": len(self.members), **self._ledger.counters}
 
     @override
@@ -391,7 +391,7 @@ class RayPool(_AskingHost, Engine):
                 return await (await self._any_member()).ask(request)
 
     async def _any_member(self) -> Member:
-        """The engine with the fewest requests; waits for one that is being started.
+        """Return the engine with the fewest requests; wait for one that is being started.
 
         Raises:
             EngineError: None is left.
@@ -425,7 +425,7 @@ class RayPool(_AskingHost, Engine):
             self._free.put_nowait(member)
 
     def _lose(self, member: Member) -> None:
-        """Called when an engine is lost."""
+        """Take a lost engine out of the pool, and start another in its place."""
         if member not in self.members:  # It has not joined yet.
             return
         self._last_loss = member.lost
@@ -543,7 +543,7 @@ class _LentHost(_AskingHost):
 async def _each(
     move: Callable[[Member], Awaitable[int]], members: Sequence[Member]
 ) -> dict[Member, int]:
-    """The fingerprints of those that are not lost, once all have ended; or the first error."""
+    """Return the fingerprints of those that are not lost; raise the first error of other kinds."""
     outcomes = await asyncio.gather(*map(move, members), return_exceptions=True)
     found: dict[Member, int] = {}
     for member, outcome in zip(members, outcomes, strict=True):

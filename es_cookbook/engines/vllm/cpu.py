@@ -151,7 +151,7 @@ def _add_lora_logits(
     scale: float,
     **_: object,
 ) -> None:
-    """The same for the output embedding, whose rows are the tokens that are sampled from.
+    """Add the same to logits, whose columns are the tokens that are sampled from.
 
     vLLM scores prompts through here too, and does not say whose they are; then nothing is added
     (`VLLMEngine.logprobs` refuses where that would matter).
@@ -206,7 +206,7 @@ def _add_rows(
     first: int,
     scale: float,
 ) -> None:
-    """`add_product` in float32."""
+    """Compute `add_product` in float32."""
     rank, outputs = a.shape[1], b.shape[1]
     h = np.empty(rank, np.float32)
     for t in range(x.shape[0]):

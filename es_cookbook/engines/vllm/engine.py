@@ -254,7 +254,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         *,
         on_cpu: bool,
     ) -> tuple[float | None, float]:
-        """GiB of the cache, None for what vLLM finds free, and the share of a GPU that it may take.
+        """Return the GiB of the cache (None: what vLLM finds free), and vLLM's share of a GPU.
 
         Raises:
             ConfigError: It does not fit, or there are too few GPUs.
@@ -288,7 +288,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         return kv_cache_gib, share - centre / gpu
 
     def _variables(self, on_cpu: bool) -> dict[str, str]:
-        """Environment variables while vLLM's processes start."""
+        """Return the environment variables with which vLLM's processes start."""
         variables = dict(_QUIET)
         if "nnodes" not in self.extra:
             variables |= _PRIVATE
@@ -301,7 +301,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         return variables
 
     def _executor(self, on_cpu: bool) -> object:
-        """The executor of the ranks: vLLM's name for it or a class; None for vLLM's choice."""
+        """Return the executor of the ranks: vLLM's name for it or a class; None: vLLM's choice."""
         if self.tensor_parallel_size > 1:
             return "mp"  # In an actor of a Ray pool vLLM would take Ray for them too.
         if on_cpu:
@@ -314,7 +314,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
 
 
 def faster_on_cpu(dtype: str) -> str:
-    """The dtype in which vLLM's CPU build holds weights of a dtype: that of its products.
+    """Return the dtype in which vLLM's CPU build holds weights of a dtype: that of its products.
 
     Without instructions for bfloat16 it multiplies that at half the speed of float32 or less, and
     on AVX2 not at all.
@@ -330,7 +330,7 @@ def faster_on_cpu(dtype: str) -> str:
 
 
 def has_quantised_product() -> bool:
-    """Whether vLLM's CPU build can multiply quantised weights on this processor.
+    """Return whether vLLM's CPU build can multiply quantised weights on this processor.
 
     If not, its process ends during the first forward pass.
     """
@@ -342,7 +342,7 @@ def has_quantised_product() -> bool:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Generator[None]:
-    """Inside, the processes that are started see these variables, where the user set none."""
+    """Set environment variables for processes that are started inside, unless the user has."""
     mine = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(mine)
     try:

@@ -106,7 +106,7 @@ class VLLMEngine(Engine):
         vocabulary = Vocabulary(model, tokenizer)
         self._limits = traits.context_length, vocabulary.size
         self._never = vocabulary.never
-        # A tokenizer may know more tokens than the model; vLLM wants to hear of none of them.
+        # A tokenizer may know more tokens than the model; vLLM refuses these.
         self._eos_token_ids = [token for token in vocabulary.ends if token < vocabulary.size]
         self._perturbs_logits = "lm_head.weight" in self.space.weights
         self._texts = AnswerTexts(tokenizer)
@@ -138,7 +138,7 @@ class VLLMEngine(Engine):
 
     @override
     async def load(self, genomes_G: Sequence[Genome]) -> None:
-        """Low rank: writes slots. Dense: weights change when requests come."""
+        """Write low-rank genomes into slots; dense ones are written when requests come."""
         with self._usage.changing("load genomes"):
             capacity = self.traits.capacity
             if len(genomes_G) > capacity:
@@ -162,7 +162,7 @@ class VLLMEngine(Engine):
         answer = output.outputs[0]
         tokens_T = tuple(answer.token_ids)
         self._counters["tokens"] += len(tokens_T)
-        # vLLM's own text ends with a stop string, which may be within a token.
+        # vLLM's own text ends with a stop string, which may end inside a token.
         text = self._texts.before(request.cut_at, self._texts.text(tokens_T))
         logprobs_T = None
         if request.params.logprobs and answer.logprobs is not None:
@@ -186,7 +186,7 @@ class VLLMEngine(Engine):
     async def _scored(
         self, request: LogprobsRequest, most: int = 0
     ) -> "list[tuple[Mapping[int, Logprob], int]]":
-        """Log-probabilities in each place, with `most` probable tokens, and the token there."""
+        """Return each place's log-probabilities, with `most` probable tokens, and its own token."""
         from vllm import SamplingParams as VLLMParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -232,13 +232,13 @@ class VLLMEngine(Engine):
 
     @override
     async def save(self, path: Path) -> None:
-        """Rebuilt from the base model and the steps: weights never travel."""
+        """Write the centre, rebuilt from the base model and the steps: weights never travel."""
         with self._usage.changing("save the centre"):
             await asyncio.to_thread(self._save, path)
 
     @override
     def stats(self) -> Mapping[str, float]:
-        """Counters: `tokens` sampled, `requests` taken, and tokens of their prompts.
+        """Return counters: `tokens` sampled, `requests` taken, and tokens of their prompts.
 
         `prefilled_tokens` of those were run, and `cached_tokens` were in the cache.
         """
@@ -289,7 +289,7 @@ class VLLMEngine(Engine):
                 raise RequestError(f"there is no genome {target}: {self._num_loaded} are loaded")
             async with self._turnstile.using(self._weights_of(target)):
                 self._counters["requests"] += 1
-                # A prompt not said to be tokens goes through a thread of vLLM's that renders it.
+                # Without "type" the prompt goes through a thread of vLLM's that renders it.
                 prompt = {
                     "type": "token",
                     "prompt_token_ids": list(tokens_T),
@@ -358,13 +358,13 @@ class VLLMEngine(Engine):
         return self._llm
 
     def _slot_of(self, target: Target) -> int:
-        """After the genomes' slots comes the centre's; the last is zero, an adapter's base."""
+        """Return a target's slot: the centre's follows the genomes', and the base's is the last."""
         if isinstance(target, int):
             return target
         return self.traits.capacity if target == "centre" else self._num_slots - 1
 
     def _weights_of(self, target: Target) -> tuple[Target, int]:
-        """The weights that this target needs in the model: a key of the turnstile."""
+        """Return which weights of the model a target needs: a key of the turnstile."""
         if target == "base" and self.space.adapter is None:
             return ("base", 0)
         if isinstance(target, int) and not self._num_slots:
@@ -372,12 +372,12 @@ class VLLMEngine(Engine):
         return ("centre", 0)
 
     def _salt(self, target: Target) -> str:
-        """Permanent name of the weights that answer: the base's never change."""
+        """Return a permanent name of the weights that answer: the base's never change."""
         return "base" if target == "base" else f"{target} of {self._version}"
 
     @contextmanager
     def _our_errors(self) -> Generator[None]:
-        """Inside, what vLLM raises about a request becomes ours.
+        """Raise errors of vLLM about a request as ours.
 
         Raises:
             RequestError: vLLM refuses it.
@@ -431,7 +431,7 @@ class Turnstile:
 
     @asynccontextmanager
     async def using(self, weights: Hashable) -> AsyncGenerator[None]:
-        """Inside, these weights are loaded and stay.
+        """Load these weights, and keep them while the block runs.
 
         Raises:
             Exception: What `switch` raised.
@@ -468,7 +468,7 @@ class Turnstile:
 def merge_fingerprints(
     pieces_of_ranks: "Sequence[Sequence[FingerprintPiece]]", shapes: Mapping[str, tuple[int, ...]]
 ) -> int:
-    """The centre's fingerprint: the sum over its parts, those that several ranks have once.
+    """Return the centre's fingerprint: the sum over its parts, each counted once.
 
     Raises:
         EngineError: Ranks disagree about a part, or lack a part of a parameter.

@@ -54,7 +54,7 @@ class Placement:
     columns: Places
 
     def read(self) -> torch.Tensor:
-        """The part's elements as a new tensor (rows, columns) on the CPU, in their own dtype."""
+        """Return the part as a new tensor (rows, columns) on the CPU, in its own dtype."""
         return self.parameter[self.rows][:, self.columns].detach().cpu().clone()
 
     def write(self, values: torch.Tensor) -> None:
@@ -131,7 +131,7 @@ def find_placements(
 
 
 def find_slots(model: torch.nn.Module) -> list[Slots]:
-    """The LoRA slots of a model, one entry a Hugging Face linear weight.
+    """Return the LoRA slots of a model, one entry for each Hugging Face linear weight.
 
     Args:
         model: vLLM's, loaded with LoRA.
@@ -165,7 +165,7 @@ def find_slots(model: torch.nn.Module) -> list[Slots]:
 
 
 def _slices_of(module: torch.nn.Module, count: int) -> tuple[list[_Numbers], list[_Numbers]]:
-    """Rows and columns that this rank has of each of a LoRA layer's weights."""
+    """Return the rows and columns that this rank has of each of a LoRA layer's weights."""
     layer = cast(Any, module)
     sizes_a = [a.shape[-1] for a in layer.lora_a_stacked]
     sizes_b = [b.shape[-2] for b in layer.lora_b_stacked]
@@ -222,7 +222,7 @@ class _Probe:
     def ask(
         self, axis: int, value_of: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
     ) -> list[_Numbers]:
-        """`value_of` (parameter, rows, columns) along an axis, for each of `parameters`."""
+        """Return `value_of` (parameter, rows, columns) along an axis, for each of `parameters`."""
         answers = [torch.zeros(p.shape[axis], dtype=torch.int64) for p in self.parameters]
         scale = 1
         while scale <= max(self._most, len(self._infos)):
@@ -264,7 +264,7 @@ class _Probe:
 
 
 def _not_computed_with(model: torch.nn.Module) -> set[int]:
-    """Identities of parameters that vLLM converts once, to compute with the result.
+    """Return the identities of parameters that vLLM converts once, to use the result.
 
     Latent attention (MLA) absorbs a projection into others, and some kernels want experts shuffled.
     """
@@ -281,7 +281,7 @@ def _not_computed_with(model: torch.nn.Module) -> set[int]:
 
 
 def _matrix(parameter: torch.Tensor) -> torch.Tensor:
-    """A view with two axes that shares the memory; experts' rows are below each other."""
+    """Return a view with two axes that shares the memory, experts' rows below each other."""
     data = parameter.detach()
     return data.view(-1, 1) if data.dim() < 2 else data.view(-1, data.shape[-1])
 
@@ -312,7 +312,7 @@ def _unknown(info: ParameterInfo) -> ModelError:
 
 @contextmanager
 def _without_lora(model: torch.nn.Module) -> Generator[None]:
-    """Inside, LoRA layers are out of the way: loaders do not know them."""
+    """Take LoRA layers out of the model while the block runs: loaders do not know them."""
     wrapped: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

@@ -57,9 +57,10 @@ class Shards:
         self.body = [i for i in self.infos if i.kind == "linear" and i.name != self.head]
 
     def accepted_tp(self) -> list[int]:
-        """Numbers of GPUs that can share it: vLLM divides all but key and value heads evenly.
+        """Return the numbers of GPUs that can share it.
 
-        Those may be kept several times.
+        vLLM divides all sides and heads evenly, except for key and value heads, which GPUs may
+        hold in common.
         """
         sides = {self.heads, *(side for info in self.body for side in info.shape)}
         return [
@@ -70,7 +71,7 @@ class Shards:
         ]
 
     def shape(self, info: ParameterInfo) -> tuple[int, int]:
-        """(out, in) on one GPU: in / tp for o_proj and down_proj, out / tp for other weights.
+        """Return (out, in) on one GPU: in / tp for o_proj and down_proj, out / tp for others.
 
         As in Megatron-LM (arXiv:1909.08053). Norms and biases are whole, vocabularies padded to 64;
         with fewer key and value heads than GPUs, k_proj and v_proj have out / kv heads.
@@ -90,23 +91,23 @@ class Shards:
         return rows // ways, columns
 
     def elements(self, infos: Iterable[ParameterInfo]) -> int:
-        """Σ out · in of these parameters."""
+        """Return Σ out · in of these parameters."""
         return sum(math.prod(self.shape(info)) for info in infos)
 
     def slot_elements(self) -> int:
-        """Elements of a LoRA slot of rank 1, without head and experts: Σ (out + in)."""
+        """Return Σ (out + in), the elements of a LoRA slot of rank 1 without head and experts."""
         slots = [info for info in self.body if split_member(info.name)[1] is None]
         return sum(sum(self.shape(info)) for info in slots)
 
     def centre_elements(self, space: SearchSpace) -> int:
-        """Elements of the selected parameters; an adapter's factors are whole on every GPU."""
+        """Return the elements of the selected parameters; adapters are whole on every GPU."""
         own = [info for info in self.infos if info.name in space.shapes]
         factors = space.shapes.keys() - {info.name for info in own}
         return self.elements(own) + sum(math.prod(space.shapes[name]) for name in factors)
 
 
 def slot_rank(rank: int) -> int:
-    """The least rank of vLLM's LoRA slots that holds genomes of this rank.
+    """Return the least rank of vLLM's LoRA slots that holds genomes of this rank.
 
     Raises:
         ConfigError: There is none.
@@ -121,7 +122,7 @@ def slot_rank(rank: int) -> int:
 
 
 def cpu_cache_gib(model: PreTrainedModel, context_length: int, available: int, dtype: str) -> float:
-    """The cache on a CPU, in GiB: for 16 requests of the whole context, from 1 GiB on.
+    """Return the GiB of the cache on a CPU: for 16 requests of the whole context, at least 1.
 
     No more than a quarter of the available memory, unless one request needs more. Keys and values
     have the dtype in which vLLM holds weights.
@@ -186,7 +187,7 @@ def check_fits(
 
 
 def slots_for(space: SearchSpace, max_genomes: int, terms_per_genome: int) -> dict[str, int]:
-    """Arguments for the LoRA slots that genomes need; none for dense genomes.
+    """Return arguments for the LoRA slots that genomes need; none for dense genomes.
 
     Raises:
         ConfigError: vLLM has no slots of such a rank, or for such weights.
@@ -211,14 +212,14 @@ def slots_for(space: SearchSpace, max_genomes: int, terms_per_genome: int) -> di
 
 
 def _more_slots(space: SearchSpace) -> int:
-    """Number of slots for the centre, and for an adapter's base."""
+    """Return the number of slots for the centre and, of an adapter, for the base."""
     return 1 if space.adapter is None else 2
 
 
 def arguments_for_experts(
     model: PreTrainedModel, space: SearchSpace, on_cpu: bool
 ) -> dict[str, object]:
-    """Arguments for a model with fused experts: no slots for them, weights as loaded.
+    """Return arguments for a model with fused experts: no slots for them, weights as loaded.
 
     vLLM makes slots of all that it can, and has kernels for experts' slots not everywhere; some of
     its kernels for GPUs want experts' weights shuffled.

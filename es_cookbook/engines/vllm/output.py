@@ -40,7 +40,7 @@ class Output:
 
     @contextmanager
     def kept(self) -> Generator[None]:
-        """Inside, all output goes into the file; that of processes started there always does.
+        """Redirect all output into the file; processes started inside write there until they end.
 
         This redirects this process's file descriptors, for all of its threads.
         """
@@ -68,7 +68,7 @@ class Output:
         self._ignored = os.fstat(self._file.fileno()).st_size
 
     def failure(self, what: str, error: Exception) -> EngineError:
-        """An error of vLLM's in one sentence with its cause, and with all that was printed."""
+        """Return vLLM's error as one sentence with its cause, noting all that was printed."""
         lines = [] if self._file.closed else self._lines(self._ignored)
         cause, said = _root_cause(lines), informative_line(error)
         if not self.is_shown and _SEE_ABOVE.search(cause or said):
@@ -80,18 +80,18 @@ class Output:
         return failure
 
     def close(self) -> None:
-        """Discard the output so far."""
+        """Discard the output."""
         self._file.close()
 
     def _lines(self, start: int) -> list[str]:
-        """Lines printed from this byte on."""
+        """Return the lines printed from this byte on."""
         file = self._file.fileno()
         data = os.pread(file, os.fstat(file).st_size - start, start)
         return [_VLLMS_PREFIX.sub("", line) for line in data.decode(errors="replace").split("\n")]
 
 
 def _root_cause(lines: Iterable[str]) -> str | None:
-    """Last line of the first traceback, "ValueError: …"; later ones are consequences."""
+    """Return the last line of the first traceback, "ValueError: …"; later ones are consequences."""
     remaining = iter(lines)
     for line in remaining:
         if line.startswith("Traceback (most recent call last)"):
@@ -100,7 +100,7 @@ def _root_cause(lines: Iterable[str]) -> str | None:
 
 
 def informative_line(error: Exception) -> str:
-    """The first informative line; validation errors begin with a count."""
+    """Return the first informative line; validation errors begin with a count."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     informative = [line for line in lines if "validation error" not in line]
     return (informative or lines or [type(error).__name__])[0]

@@ -65,12 +65,12 @@ _T = TypeVar("_T", Placement, Slots)
 
 
 def slot_request(slot: int) -> LoRARequest:
-    """The name of a slot in a vLLM request; it never leads to a file."""
+    """Return the name of a slot in a vLLM request; it never leads to a file."""
     return LoRARequest(f"slot-{slot}", slot + 1, "filled by es_cookbook")
 
 
 def _answers(method: Callable[_Arguments, object]) -> Callable[_Arguments, Answer]:
-    """Return our own errors as themselves: vLLM would turn them into text."""
+    """Return our own errors with their class: vLLM would turn them into text."""
 
     @functools.wraps(method)
     def answer(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Answer:
@@ -148,7 +148,7 @@ class GenomeWorker:
             return self._fingerprint()
 
     def _fingerprint(self) -> list[FingerprintPiece]:
-        """The terms of this rank's parts in the centre's fingerprint."""
+        """Return the terms of this rank's parts in the centre's fingerprint."""
         centre = self._genomes.centre
         return [
             (name, *part.rows, *part.columns, centre.fingerprints[name])
@@ -183,7 +183,7 @@ def _sample_tokens_alone(model: Any, never: torch.Tensor) -> None:  # noqa: ANN4
 
 @contextmanager
 def _writing_weights() -> Generator[None]:
-    """Inside, the model's weights may be written."""
+    """Allow writes to the model's weights inside the block."""
     try:
         with torch.no_grad():
             yield

@@ -87,7 +87,7 @@ class GenerateConfig:
 
 
 async def answer_to(config: GenerateConfig, prompt: str, seed: int | None) -> Outcome:
-    """Ask, several times if need be.
+    """Ask a question, again after failures that may pass.
 
     Raises:
         ConfigError: The key cannot be in a header.

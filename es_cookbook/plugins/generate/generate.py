@@ -122,7 +122,7 @@ def main(config: GenerateConfig) -> None:
 
 
 def read_rows(config: GenerateConfig) -> list[tuple[str, Row]]:
-    """Prompts and their rows, in order.
+    """Read the rows and make their prompts, in order.
 
     Raises:
         DataError: There are no rows, or one lacks a field, has one that the output needs, or one
@@ -149,13 +149,13 @@ def read_rows(config: GenerateConfig) -> list[tuple[str, Row]]:
 
 
 def _settings(config: GenerateConfig) -> dict[str, object]:
-    """The options that an answer depends on, beside its prompt."""
+    """Return the options that an answer depends on, beside its prompt."""
     names = ("model", "system", "temperature", "top_p", "max_tokens", "seed")
     return {name: getattr(config, name) for name in names}
 
 
 def _key(config: GenerateConfig, prompt: str, replica: int) -> str:
-    """Identifies an answer by its prompt and options, wherever its row is."""
+    """Return what identifies an answer: its prompt and options, wherever its row is."""
     question = json.dumps([prompt, _settings(config)])
     return f"{hashlib.blake2b(question.encode(), digest_size=12).hexdigest()}-{replica}"
 
@@ -163,7 +163,7 @@ def _key(config: GenerateConfig, prompt: str, replica: int) -> str:
 def _missing(
     config: GenerateConfig, prompts: Collection[str], answers: Collection[str]
 ) -> list[Question]:
-    """The unanswered questions, replica by replica; seeds of 31 bits suit every server."""
+    """Return the unanswered questions, replica by replica; seeds of 31 bits suit every server."""
     found = [
         (key, prompt, None if config.seed is None else derive_seed(config.seed, key) >> 32)
         for replica in range(config.replicas)
@@ -181,7 +181,7 @@ def _missing(
 def _collector(
     config: GenerateConfig, file: LineFile, answers: dict[str, Completion], count: int
 ) -> tuple[Counter[str], Callable[[str, Outcome], None]]:
-    """Returns a count of lost questions by reason, and the function that takes outcomes."""
+    """Return a count of lost questions by reason, and the function that takes outcomes."""
     lost: Counter[str] = Counter()
     done = in_a_row = 0
 

@@ -140,7 +140,7 @@ def _described(turn: Transition | None, tokenizer: Tokenizer) -> dict[str, objec
 async def ask_twice(
     subject: Subject, setting: Setting, cue: str
 ) -> tuple[Answers, Answers, Tokenizer, int | None]:
-    """Both answers to each problem, the first as in an evaluation, and `Evaluation.trained_on`.
+    """Return both answers to each problem, the tokenizer, and `Evaluation.trained_on`.
 
     Raises:
         ESCookbookError: There are no problems, they have several turns, the tokenizer does not know
@@ -169,13 +169,13 @@ async def ask_twice(
 
 
 def _turn(group: TrajectoryGroup) -> Transition | None:
-    """The last turn of an attempt; None if it was lost."""
+    """Return the last turn of an attempt; None if it was lost."""
     ((attempted,),) = group.trajectories_G_K
     return None if isinstance(attempted, LostRollout) else attempted.transitions[-1]
 
 
 def second_prompt(tokenizer: Tokenizer, cue: str) -> Callable[[Transition], Observation]:
-    """Returns a function from a first answer to a second prompt.
+    """Return a function from a first answer to a second prompt.
 
     Raises:
         ConfigError: The tokenizer does not know the cue.
@@ -233,13 +233,13 @@ class _Again(ChangedProblem):
 
 
 def uncertainty(turn: Transition | None) -> float:
-    """Mean over an answer's tokens of minus their log-probability; NaN if there is none."""
+    """Return the mean over an answer's tokens of minus their log-probability; NaN without any."""
     logprobs_T = turn.action.logprobs_T if turn is not None else None
     return -fmean(logprobs_T) if logprobs_T else math.nan
 
 
 def buckets_of(uncertainty_P: NDArray[np.float64]) -> list[list[int]]:
-    """Problems by quantiles of uncertainty, without those whose uncertainty is NaN.
+    """Group problems by quantiles of uncertainty, without those whose uncertainty is NaN.
 
     >>> buckets_of(np.array([3, 1, 2, 4, 5, 6, 7, math.nan, 8]))
     [[1, 2], [0, 3], [4, 5], [6, 8]]

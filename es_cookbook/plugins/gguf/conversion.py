@@ -75,7 +75,7 @@ class GGUFFiles(Format):
 
 
 def gguf_file(model_name: str) -> Path | None:
-    """The GGUF file of a model name: itself, a directory's only one, or one on the Hub.
+    """Return the GGUF file of a model name: itself, a directory's only one, or one on the Hub.
 
     Raises:
         ModelError: The file does not exist, or a directory has several.
@@ -125,7 +125,7 @@ def _hub_file(repository: str, name: str) -> Path:
 
 
 def converted(path: Path) -> Path:
-    """The model directory of a GGUF file, from the cache or converted now.
+    """Return the model directory of a GGUF file; convert it if it is not in the cache.
 
     Raises:
         ModelError: It cannot be read or converted; says why.
@@ -210,7 +210,7 @@ def _write_model(path: Path, header: Header, directory: Path) -> None:
     for name, tensor in loaded.state_dict().items():
         if not tensor.isfinite().all():
             raise refused(path, f"has numbers that are not finite, in {name}")
-    # What was loaded is marked as quantised, which it is no longer, and cannot be saved.
+    # The loaded model is still marked as quantised and cannot be saved.
     model.load_state_dict(loaded.state_dict(), assign=True)
     model.tie_weights()
     model.config.dtype = dtype
@@ -227,7 +227,7 @@ def _write_model(path: Path, header: Header, directory: Path) -> None:
 
 
 def read_config(path: Path, header: Header) -> "PreTrainedConfig":
-    """The model's config, with what transformers omits: sizes of heads, scaled positions."""
+    """Read the model's config, with what transformers omits: head sizes, scaled positions."""
     import torch
     from transformers import AutoConfig
 
@@ -259,7 +259,7 @@ def read_config(path: Path, header: Header) -> "PreTrainedConfig":
             raise refused(path, f"attends to {window} tokens, which {type(config).__name__} cannot")
         config.sliding_window = window
     rope = rope_of(config)
-    if rope:  # Some architectures' own values are no defaults of transformers.
+    if rope:  # transformers' defaults differ from those of some architectures.
         rope["rope_theta"] = header.metadata.get(f"{of_model}rope.freq_base", _ROPE_THETA)
     if (base := header.metadata.get(f"{of_model}rope.freq_base_swa")) is not None:
         cast("dict[str, Any]", config.rope_parameters)["sliding_attention"]["rope_theta"] = base
@@ -294,13 +294,13 @@ def read_config(path: Path, header: Header) -> "PreTrainedConfig":
 
 
 def rope_of(config: "PreTrainedConfig") -> dict[str, Any]:
-    """The RoPE parameters of layers with full attention."""
+    """Return the RoPE parameters of layers with full attention."""
     found = cast("dict[str, Any]", getattr(config, "rope_parameters", None) or {})
     return found.get("full_attention", found)
 
 
 def llama3_factors(config: "PreTrainedConfig") -> "torch.Tensor":
-    """The factors by which llama.cpp divides RoPE frequencies for Llama 3 scaling."""
+    """Return the factors by which llama.cpp divides RoPE frequencies for Llama 3 scaling."""
     import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -316,7 +316,7 @@ def _set_split(path: Path, tokenizer: "Tokenizer", metadata: Mapping[str, Value]
 
     pre = str(metadata.get("tokenizer.ggml.pre", ""))
     if metadata.get("tokenizer.ggml.model") != "gpt2":
-        if pre in GGUF_PRE_TOKENIZER_SPLITS:  # transformers would split by it all the same.
+        if pre in GGUF_PRE_TOKENIZER_SPLITS:  # transformers would split by it nevertheless.
             raise refused(path, f"splits text in the way {pre!r}, which its tokenizer does not")
         is_metaspace = isinstance(tokenizer.pre_tokenizer, pre_tokenizers.Metaspace)
         if metadata.get("tokenizer.ggml.model") == "llama" and metadata.get(
@@ -341,7 +341,7 @@ def _set_split(path: Path, tokenizer: "Tokenizer", metadata: Mapping[str, Value]
 def _with_its_tokens(
     tokenizer: "PreTrainedTokenizerFast", metadata: Mapping[str, Value]
 ) -> "PreTrainedTokenizerFast":
-    """A tokenizer with the file's special tokens, and with them where texts begin and end.
+    """Return a tokenizer with the file's special tokens, also where texts begin and end.
 
     transformers adds those of its classes, behind the last row of the embedding.
     """
@@ -359,7 +359,7 @@ def _with_its_tokens(
     for name, key in _SPECIAL.items():
         token = _special_token(metadata, key)
         setattr(tokenizer, f"{name}_token", None if token is None else tokens[token])
-    # Where a file does not say, llama.cpp goes by the kind of its tokenizer.
+    # If a file does not say, llama.cpp decides by the kind of tokenizer.
     kinds = (metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
     is_begun = any(kind in ("llama", *WHOLE_WORDS) for kind in kinds)
     ends = {"bos": is_begun, "eos": False}
@@ -379,13 +379,13 @@ def _with_its_tokens(
 
 
 def _special_token(metadata: Mapping[str, Value], name: str) -> int | None:
-    """A special token's id; None if it is not in the vocabulary, as in llama.cpp."""
+    """Return a special token's id; None if it is not in the vocabulary, as in llama.cpp."""
     token = metadata.get(f"tokenizer.ggml.{name}_token_id")
     tokens = cast("list[str]", metadata["tokenizer.ggml.tokens"])
     return token if type(token) is int and 0 <= token < len(tokens) else None
 
 
 def _end_tokens(metadata: Mapping[str, Value]) -> list[int]:
-    """Tokens that end an answer in llama.cpp; chat turns often end with the second."""
+    """Return the tokens that end an answer in llama.cpp; chat turns often end with the second."""
     found = (_special_token(metadata, name) for name in ("eos", "eot", "eom"))
     return list(dict.fromkeys(token for token in found if token is not None))

@@ -156,7 +156,7 @@ def _config_of(directory: Path) -> PreTrainedConfig:
 
 
 def _rename(config: PreTrainedConfig) -> Callable[[str], str]:
-    """Returns a function from the name of a weight or bias to llama.cpp's."""
+    """Return a function from the name of a weight or bias to llama.cpp's."""
     gguf = import_gguf()
     architecture = {name: each for each, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(
@@ -173,7 +173,7 @@ def _rename(config: PreTrainedConfig) -> Callable[[str], str]:
 
 
 def _as_llama_cpp(name: str, tensor: torch.Tensor, config: PreTrainedConfig) -> torch.Tensor:
-    """A weight's or bias's values as the file has them."""
+    """Return a weight's or bias's values as the file has them."""
     if config.model_type == "gemma3_text" and name.endswith("norm.weight"):
         return tensor + 1
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
@@ -257,7 +257,7 @@ def _end_tokens(directory: Path) -> set[int]:
 def _tokens(
     model: Mapping[str, Any], added: Mapping[int, Mapping[str, Any]], size: int
 ) -> tuple[list[str], list[int]]:
-    """The token and the kind of token of every row of the embedding."""
+    """Return the token and the kind of token of every row of the embedding."""
     if (last := max([*model["vocab"].values(), *added])) >= size:
         raise ModelError(f"the tokenizer has the token {last} and the embedding {size} rows")
     tokens, types = [f"[PAD{i}]" for i in range(size)], [_UNUSED] * size
@@ -272,7 +272,7 @@ def _tokens(
 
 
 def _scores(tokens: Sequence[str], merges: Sequence[tuple[str, ...]]) -> list[float]:
-    """SentencePiece joins the pair first whose token has the highest score: the earliest merge."""
+    """Return scores in the order of the merges: SentencePiece joins the best-scored pair first."""
     rank: dict[str, int] = {}
     for i, pair in enumerate(merges):
         rank.setdefault("".join(pair), i)
@@ -280,7 +280,7 @@ def _scores(tokens: Sequence[str], merges: Sequence[tuple[str, ...]]) -> list[fl
 
 
 def _split_name(pre_tokenizer: Mapping[str, Any], model: Mapping[str, Any]) -> str:
-    """llama.cpp's name for how a byte-level tokenizer splits text before it joins bytes."""
+    """Return llama.cpp's name for how a byte-level tokenizer splits text."""
     is_whole = bool(model.get("ignore_merges"))
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     patterns = [step["pattern"].get("Regex") for step in steps if step["type"] == "Split"]

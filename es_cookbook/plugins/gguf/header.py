@@ -1,8 +1,8 @@
 """The header of a GGUF file, whose counts are checked before a library reads it.
 
-The package `gguf` believes every count of a file: a header of a few bytes could keep it busy for
-years. So all lengths are compared with the file first; then nothing is allocated, and no loop runs,
-because a header says so.
+The package `gguf` trusts every count of a file: a header of a few bytes could keep it busy for
+years. So all lengths are first compared with the size of the file; after that, no count can cause a
+large allocation or a long loop.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -64,7 +64,7 @@ class Header(NamedTuple):
 
 @functools.cache
 def import_gguf() -> ModuleType:
-    """The package.
+    """Import the package.
 
     Raises:
         ModelError: It is not installed.
@@ -96,7 +96,7 @@ def read_header(path: Path) -> Header:
     """Read a file's metadata and the places of its tensors.
 
     Raises:
-        ModelError: It is no GGUF file of a whole language model, or contradicts itself; says how.
+        ModelError: It is not a GGUF file of a whole language model, or is inconsistent; says how.
     """
     try:
         with (
@@ -212,5 +212,5 @@ def _check_model(path: Path, header: Header) -> None:
 
 
 def refused(path: Path, what: str) -> ModelError:
-    """The error of a file that is not read."""
+    """Return the error of a file that is not read."""
     return ModelError(f"model_name: the GGUF file {str(path)!r:.300} {what}")

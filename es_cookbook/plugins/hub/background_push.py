@@ -74,7 +74,7 @@ class HubPush(TrackerBuilder):
             )
 
     def revision_of(self, generations: int, *, is_model: bool = False) -> str:
-        """The branch for a run with so many recorded generations, or for its model."""
+        """Return the branch for a run with so many recorded generations, or for its model."""
         revision = self.revision
         if is_model and _NUMBER not in revision:
             revision += f"-step-{_NUMBER}"
@@ -128,7 +128,7 @@ class _Pushes(Tracker):
 
     @override
     def metrics(self) -> Mapping[str, float]:
-        """`hub/pushed` and `hub/failed`: pushes since this process started."""
+        """Return `hub/pushed` and `hub/failed`: pushes since this process started."""
         return {**self._counts}
 
     @override

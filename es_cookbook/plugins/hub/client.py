@@ -26,7 +26,7 @@ _TIMED_OUT, _TOO_MANY, _SERVER_ERROR = 408, 429, 500
 
 @contextlib.contextmanager
 def asking(what: str) -> Generator[None]:
-    """Context manager in which the library's errors become sentences about `what`.
+    """Turn errors of `huggingface_hub` inside the block into sentences about `what`.
 
     Raises:
         HubError: The Hub cannot be reached or refuses.
@@ -44,14 +44,14 @@ def asking(what: str) -> Generator[None]:
 
 
 def endpoint() -> str:
-    """The address of the Hub, or of the mirror in HF_ENDPOINT."""
+    """Return the address of the Hub, or of the mirror in HF_ENDPOINT."""
     from huggingface_hub import constants
 
     return constants.ENDPOINT
 
 
 def is_refusal(error: HubError) -> bool:
-    """Whether the Hub would refuse again, or HF_HUB_OFFLINE is set."""
+    """Return whether the Hub would refuse again, or HF_HUB_OFFLINE is set."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     if isinstance(error.__cause__, OfflineModeIsEnabled):
@@ -79,7 +79,7 @@ def _keep_token(request: "httpx2.Request") -> None:
 
 
 def _reason(error: BaseException | None, what: str) -> str:
-    """The rest of a sentence that begins with the Hub's address."""
+    """Return the rest of an error's sentence that begins with the Hub's address."""
     from huggingface_hub import errors, get_token
 
     given = f"with the token in {TOKEN}" if get_token() else f"without a token ({TOKEN} is not set)"

@@ -46,7 +46,7 @@ class HubModels(Format):
 
 
 def _cached(model_name: str, part: Part) -> Path | None:
-    """The snapshot in the cache, if it has all files of the part."""
+    """Return the snapshot in the cache, if it has all files of the part."""
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(model_name, CONFIG)

@@ -52,7 +52,7 @@ def check_repo_id(repo_id: str) -> None:
 
 
 def files_to_push(path: Path) -> Mapping[str, Path | bytes]:
-    """Files to push: path in the repository -> file, or its bytes if it may grow.
+    """Map paths in the repository to the files to push; of files that may grow, to their bytes.
 
     Raises:
         RunDirectoryError: The directory does not exist, is empty, or holds something other than

@@ -84,7 +84,7 @@ def _rows(source: NamedSet, paths: Iterable[str | Path]) -> Iterator[Row]:
 def _fetched(
     source: NamedSet, revision: str, paths: Sequence[str], is_cached: bool
 ) -> Iterator[str]:
-    """Files in the Hub's cache; each is fetched when it is needed, unless it is there."""
+    """Yield files in the Hub's cache; each is fetched when it is needed, unless it is there."""
     from huggingface_hub import hf_hub_download
 
     for path in paths:
@@ -100,7 +100,7 @@ def _fetched(
 
 
 def _saved(source: NamedSet) -> Sequence[Path]:
-    """Files of a directory of `save_to_disk`; none for other directories."""
+    """Return the files of a directory of `save_to_disk`; none for other directories."""
     path = Path(source.name)
     if (path / _SEVERAL).is_file():
         splits = {each.parent.name: () for each in sorted(path.glob(f"*/{_SAVED}"))}
@@ -111,7 +111,7 @@ def _saved(source: NamedSet) -> Sequence[Path]:
 
 
 def _resolved(source: NamedSet, revision: str | None) -> _Splits:
-    """The files of a configuration, by the set's card or its layout."""
+    """Find the files of a configuration, by the set's card or its layout."""
     import datasets  # Slow to import, and generated problems do not need it.
 
     path = source.name if revision else str(Path(source.name).absolute())
@@ -148,7 +148,7 @@ def _resolved(source: NamedSet, revision: str | None) -> _Splits:
 
 
 def _of_split(source: NamedSet, splits: _Splits) -> Sequence[str]:
-    """The files of the wanted split.
+    """Return the files of the wanted split.
 
     Raises:
         DataError: The split does not exist, or its files have an unsupported type.
@@ -180,7 +180,7 @@ def _unreadable_sets() -> tuple[type[Exception], ...]:
 
 
 def _record_of(source: NamedSet) -> Path:
-    """The file that lists the files of a set when it was last opened."""
+    """Return the path of the file that lists a set's files when it was last opened."""
     from datasets import config
 
     name = f"{source.name.replace('/', '___')}:{source.configuration}.json"
@@ -196,7 +196,7 @@ def _record(source: NamedSet, revision: str, splits: _Splits) -> None:
 
 
 def _recorded(source: NamedSet, unavailable: HubError) -> tuple[str, _Splits]:
-    """The revision and files of a set that was opened before.
+    """Return the revision and files of a set that was opened before.
 
     Raises:
         DataError: It was never opened, or in another revision.
@@ -216,7 +216,7 @@ def _recorded(source: NamedSet, unavailable: HubError) -> tuple[str, _Splits]:
 
 
 def _checked_revision(source: NamedSet) -> str:
-    """The commit of a set, the latest by default; its cards are checked.
+    """Return the commit of a set, the latest by default; its cards are checked.
 
     Raises:
         DataError: As `_check_cards`.
@@ -271,7 +271,7 @@ def _described(path: Path) -> object:
 
 
 def _nodes(value: object, is_file: bool) -> Iterator[tuple[object, bool]]:
-    """All values, and for each whether it is below `data_files` or `data_dir`."""
+    """Yield all values, and for each whether it is below `data_files` or `data_dir`."""
     yield value, is_file
     if isinstance(value, dict):
         for key, each in cast("dict[object, object]", value).items():
@@ -282,5 +282,5 @@ def _nodes(value: object, is_file: bool) -> Iterator[tuple[object, bool]]:
 
 
 def _is_own(text: str) -> bool:
-    """Whether a pattern of a set's files stays in its repository."""
+    """Return whether a pattern of a set's files stays in its repository."""
     return not re.match(r"[/\\~]|\w+:", text) and "::" not in text and ".." not in text.split("/")

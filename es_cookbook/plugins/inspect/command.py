@@ -70,10 +70,10 @@ class InspectConfig(RunOrModel, Answering):
         self.arguments()
 
     def arguments(self) -> dict[str, object]:
-        """The task's arguments.
+        """Return the task's arguments.
 
         Raises:
-            ConfigError: They are no JSON object.
+            ConfigError: They are not a JSON object.
         """
         try:
             found = json.loads(self.task_args)
@@ -85,7 +85,7 @@ class InspectConfig(RunOrModel, Answering):
 
 
 def main(config: InspectConfig) -> None:
-    """Load the model, or rebuild the run, evaluate it, and say what came of it."""
+    """Load the model, or rebuild the run, evaluate it, and print the scores."""
     script = Path(config.task.partition("@")[0])
     if script.suffix == ".py" and not script.is_file():
         raise ConfigError(f"there is no script {script}; task= is one with a task of inspect-ai")

@@ -171,7 +171,7 @@ class _RunModel(ModelAPI):
     def _next(
         self, chat: Chat, messages: Sequence[Message], names: Sequence[str | None]
     ) -> Observation | None:
-        """The model's observation of a chat; None if there is no room left for a turn.
+        """Return the model's observation of a chat; None if there is no room left for a turn.
 
         Messages have inspect's ids as names: samples that read alike go on from their own tokens.
         """
@@ -182,7 +182,7 @@ class _RunModel(ModelAPI):
     def _plain(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolInfo]
     ) -> Observation | None:
-        """A question without a chat, of a tokenizer that knows none."""
+        """Return the observation of a question, for a tokenizer without a chat template."""
         system = [_text(m) for m in messages if isinstance(m, ChatMessageSystem)]
         others = [m for m in messages if not isinstance(m, ChatMessageSystem)]
         if tools or len(others) != 1 or others[0].role != "user":
@@ -232,7 +232,7 @@ class _RunModel(ModelAPI):
 
 
 def _params(sampling: SamplingParams, config: GenerateConfig) -> SamplingParams:
-    """The sampling parameters: the task's, or else the run's."""
+    """Return the sampling parameters: the task's, or else the run's."""
     for name in _REFUSED:
         if getattr(config, name):
             raise RequestError(f"the task sets {name}, which engines do not support")
@@ -247,7 +247,7 @@ def _params(sampling: SamplingParams, config: GenerateConfig) -> SamplingParams:
 
 
 def _schemas(tools: Sequence[ToolInfo]) -> str:
-    """The tools as chat templates expect them, as JSON."""
+    """Return the tools as chat templates expect them, as JSON."""
     return json.dumps(
         [
             {"type": "function", "function": tool.model_dump(exclude_none=True, mode="json")}
@@ -271,7 +271,7 @@ def _message(message: ChatMessage) -> Message:
 
 
 def _text(message: ChatMessage) -> str:
-    """The text of a message.
+    """Return the text of a message.
 
     Raises:
         DataError: It holds something else.

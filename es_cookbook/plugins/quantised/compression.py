@@ -94,7 +94,7 @@ def write_rounded(
 def _layers(
     model: PreTrainedModel, group_size: int | None
 ) -> tuple[dict[str, nn.Linear], dict[str, str]]:
-    """Linear layers by name: those to round, and why the others are left as they are."""
+    """Return the linear layers to round, by name, and why the others are left as they are."""
     modules: dict[str, nn.Module] = dict(model.named_modules())
     names = [name.removesuffix(".weight") for name in linear_weights(model)]
     head = cast("nn.Module | None", model.get_output_embeddings())

@@ -74,7 +74,7 @@ class _Layout:
         packed: several numbers in a 32-bit word; else one in a byte.
         floats: codes are float8_e4m3fn.
         num_outputs: number of outputs that share a scale; 0: all.
-        others: suffixes of tensors that are no weights of the model either.
+        others: suffixes of further tensors that are not weights of the model.
         group_of_input: suffix of the tensor that says which group each input is in.
         transposed: whether inputs come before outputs.
         axis: axis along which codes are packed in words: 0 is outputs, 1 inputs.
@@ -140,7 +140,7 @@ class _Layout:
         return QuantisedWeight(codes, scales, zeros, group, self.bits, self.least_zero)
 
     def _upright(self, stored: Mapping[str, torch.Tensor], layer: str, kind: Kind) -> torch.Tensor:
-        """A tensor of a layer with its outputs first."""
+        """Return a tensor of a layer with its outputs first."""
         name = f"{layer}.{self.names[kind]}"
         if name not in stored:
             raise ModelError(f"model_name: the quantised checkpoint lacks {name}")
@@ -178,7 +178,7 @@ class _Layout:
         )
 
     def stored(self, weight: QuantisedWeight, kind: Kind) -> torch.Tensor:
-        """A parameter of a weight as the format stores it."""
+        """Return a parameter of a weight as the format stores it."""
         tensor = weight.parameters()[kind]
         if kind == "scales":
             pass
@@ -311,7 +311,7 @@ def open_checkpoint(model_name: str, settings: Mapping[str, object]) -> Quantise
 def unpack(
     words: torch.Tensor, bits: int, axis: int, order: tuple[int, ...] = _IN_ORDER
 ) -> torch.Tensor:
-    """Numbers of a few bits out of 32-bit words, as uint8.
+    """Unpack numbers of a few bits from 32-bit words, as uint8.
 
     `order` says which of eight are in a word from its lowest bits on.
 
@@ -332,7 +332,7 @@ def unpack(
 def pack(
     numbers: torch.Tensor, bits: int, axis: int, order: tuple[int, ...] = _IN_ORDER
 ) -> torch.Tensor:
-    """The inverse of `unpack`; a last word that is not full is filled with zeros.
+    """Undo `unpack`; a last word that is not full is filled with zeros.
 
     >>> pack(torch.tensor([[1, 2]]), 4, axis=1).tolist()
     [[33]]
@@ -363,7 +363,7 @@ def _layout(model_name: str, how: Mapping[str, Any]) -> _Layout:
 
 
 def _group(size: int | None) -> int:
-    """Inputs that share a scale, where -1 and None are all of an output."""
+    """Return how many inputs share a scale; -1 and None stand for all of an output."""
     return max(0, int(size or 0))
 
 

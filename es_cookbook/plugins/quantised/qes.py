@@ -70,7 +70,7 @@ class QES(ES):
     @classmethod
     @override
     def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
-        """Sigma and the learning rate are in codes."""
+        """Carry no sigma and learning rate over from es: here they are in codes."""
         scales = ("sigma", "learning_rate")
         return {name: value for name, value in super().carried(es).items() if name not in scales}
 
@@ -116,7 +116,7 @@ class _QESOptimizer(ESOptimizer):
 
     @override
     def move(self, generation: int, genomes_G: Sequence[Genome], fitness_G: Floats) -> Step:
-        """The terms that the window's genomes tried, and what each counts for."""
+        """Return the terms that the window's genomes tried, and what each counts for."""
         size = {term.seed: abs(term.coefficient) for g in genomes_G for term in g.terms}
         gradient = self.gradient(genomes_G, fitness_G, self.learning_rate(generation))
         newest = [(Term(t.seed, size[t.seed]), t.coefficient / size[t.seed]) for t in gradient]

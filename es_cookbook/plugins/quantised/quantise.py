@@ -34,7 +34,7 @@ class QuantiseConfig:
 
 
 def main(config: QuantiseConfig) -> None:
-    """Write the copy, and say what it is.
+    """Write the copy, and print what was rounded.
 
     Raises:
         ConfigError: The output exists, a package is missing, or nothing can be quantised.

@@ -115,7 +115,7 @@ class _QuantScalesSpace(FullRankSpace):
     bits: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
 
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
-        """Factors of 1 and offsets that round to 0; the checkpoint's own numbers do not matter."""
+        """Return factors of 1 and offsets that round to 0; the checkpoint's do not matter."""
         import torch
 
         del parameters
