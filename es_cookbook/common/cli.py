@@ -144,10 +144,9 @@ def _joined(words: Sequence[str]) -> list[str]:
     """Read `--name value`, which other programs take, as `name=value`."""
     found: list[str] = []
     for word in words:
-        name = found[-1] if found and found[-1] not in _HELP else ""
-        is_value = not re.match(r"--[A-Za-z]|[A-Za-z_][\w.]*=", word)
-        if is_value and re.fullmatch(r"--[A-Za-z][\w.-]*", name):
-            found[-1] = f"{name.removeprefix('--').replace('-', '_')}={word}"
+        name = re.fullmatch(r"--(?!help$)([A-Za-z][\w.-]*)", found[-1] if found else "")
+        if name and not re.match(r"--[A-Za-z]|[A-Za-z_][\w.]*=", word):
+            found[-1] = f"{name[1].replace('-', '_')}={word}"
         else:
             found.append(word)
     return found

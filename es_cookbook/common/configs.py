@@ -18,7 +18,7 @@ import re
 import typing
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from pathlib import Path
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, TypeVar, cast
 
 import chz
@@ -269,10 +269,7 @@ class _Reader:
         except RecursionError as error:
             raise ConfigError("a config must be JSON that is not nested so deeply") from error
         if not fits(value, declared):
-            shown = (
-                f"an object of {type(value).__name__}" if chz.is_chz(value) else f"{value!r:.60}"
-            )
-            raise ConfigError(f"{where} must be {type_name(declared)}, found {shown}")
+            raise ConfigError(f"{where} must be {type_name(declared)}, found {value!r:.60}")
         return value
 
     def _value(self, plain: object, where: str, declared: object) -> object:
@@ -296,10 +293,7 @@ class _Reader:
             case dict():
                 entries = cast("dict[str, object]", plain)
                 if marker := next((key for key in entries if key.startswith("$")), None):
-                    raise ConfigError(
-                        f"{where}: {marker!r:.60} is not how a config is written; accepted: "
-                        "$class, $partial, $import, $tuple, $path, each with its own kind of value"
-                    )
+                    raise ConfigError(f"{where}: {marker!r:.60} is not how a config is written")
                 return {
                     key: self._value(item, f"{where}[{key!r:.60}]", declared)
                     for key, item in entries.items()
@@ -315,10 +309,8 @@ class _Reader:
         values: dict[str, object] = {}
         for name, plain in plain_fields.items():
             if name not in known:
-                raise ConfigError(
-                    f"{where}: {config_class.__name__} has no field {name!r:.60}: "
-                    f"{nearest(name[:60], known)}"
-                )
+                said = f"{config_class.__name__} has no field {name!r:.60}"
+                raise ConfigError(f"{where}: {said}: {nearest(name[:60], known)}")
             values[name] = self.read(plain, f"{where}.{name}", known[name].x_type)
         with _at(where):
             found = config_class(**values)
@@ -371,9 +363,7 @@ def type_name(of_type: object) -> str:
         return " | ".join(map(type_name, typing.get_args(of_type)))
     if typing.get_origin(of_type) is typing.Literal:
         return " | ".join(map(repr, typing.get_args(of_type)))
-    if of_type is NoneType:
-        return "None"
-    return re.sub(r"[\w.]+[.:](?=\w)", "", type_repr(of_type))
+    return re.sub(r"[\w.]+[.:](?=\w)|(?<=None)Type", "", type_repr(of_type))
 
 
 def fits(value: object, declared: object) -> bool:

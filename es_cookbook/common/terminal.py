@@ -58,25 +58,29 @@ def command(name: str, **options: object) -> str:
     return f"{caller if caller == 'es-cookbook' else 'python -m es_cookbook'} {name}{given}"
 
 
-_is_program = False
 _screen: TextIO | None = None
 
 
 @contextlib.contextmanager
 def as_program() -> Generator[None]:
     """Make `say` print inside: this process is a command that was started in a terminal."""
-    global _is_program
-    before, _is_program = _is_program, True
+    global _screen
+    before, _screen = _screen, screen()
     say_once.cache_clear()
     try:
         yield
     finally:
-        _is_program = before
+        _screen = before
 
 
 def is_program() -> bool:
     """Return whether this is inside `as_program`; False in a script that uses the package."""
-    return _is_program
+    return _screen is not None
+
+
+def screen() -> TextIO:
+    """Return stderr as the user sees it, also if it is redirected inside `as_program`."""
+    return _screen or sys.stderr
 
 
 def say(sentence: str) -> None:
@@ -84,7 +88,7 @@ def say(sentence: str) -> None:
 
     Called before work that takes seconds. Does nothing outside `as_program`.
     """
-    if _is_program:
+    if is_program():
         with contextlib.suppress(OSError, ValueError):  # Closed; the command goes on.
             line = printable(sentence).replace("\n", r"\n")
             print(f"{line}\n", end="", file=screen(), flush=True)  # Whole, from any thread.
@@ -94,23 +98,6 @@ def say(sentence: str) -> None:
 def say_once(sentence: str) -> None:
     """Print a line as `say` does, but only once per command."""
     say(sentence)
-
-
-def screen() -> TextIO:
-    """Return stderr as the user sees it, also within `stderr_into`."""
-    return _screen or sys.stderr
-
-
-@contextlib.contextmanager
-def stderr_into(stream: TextIO) -> Generator[None]:
-    """Redirect stderr to `stream` inside, except for prints on `screen`."""
-    global _screen
-    before, _screen = _screen, screen()
-    try:
-        with contextlib.redirect_stderr(stream):
-            yield
-    finally:
-        _screen = before
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ the command line or written in Python is allowed; a value from a config file is 
 Left out: checking what the code of a trusted package does.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import re
@@ -62,10 +63,9 @@ def reference(thing: Callable[..., object]) -> str:
     """
     module = getattr(thing, "__module__", None)
     text = _with_real_module(f"{module}:{getattr(thing, '__qualname__', None)}")
-    try:
+    found = None
+    with contextlib.suppress(ConfigError):
         found = resolve(text, trust=[str(module)])
-    except ConfigError:
-        found = None
     if found is not thing:
         raise ConfigError(
             f"{thing!r} cannot be written to a config because it cannot be imported again; "

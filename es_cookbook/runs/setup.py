@@ -28,7 +28,7 @@ from typing import Generic, Protocol, TextIO, TypeVar, cast
 from typing_extensions import override
 
 from es_cookbook.common.files import appending
-from es_cookbook.common.terminal import is_program, printable, say, screen, stderr_into
+from es_cookbook.common.terminal import is_program, printable, say, screen
 from es_cookbook.engines.base import Engine
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.sampler import PopulationSampler, rare_garbage_collection
@@ -262,7 +262,7 @@ def libraries_quiet() -> Generator[None]:
     if _log.path is None:
         yield
         return
-    with stderr_into(cast(TextIO, _log)):
+    with contextlib.redirect_stderr(cast(TextIO, _log)):
         yield
 
 

@@ -211,15 +211,21 @@ def test_a_class_that_fits_the_field_is_taken() -> None:
         (written("Large", wieght=1), "no field 'wieght': did you mean 'weight'"),
         (written("Large", weight=-1), "config: weight must be 0 or more"),
         (written("Large", **{"$format": 2}), "it has format version 2, and this es_cookbook reads"),
-        (written("Whole", part={"$format": 1}), r"config.part: '\$format' is not how a config is"),
+        (
+            written("Whole", part={"$format": 1}),
+            r"config.part: '\$format' is not how a config is",
+        ),
         ('{"$pickle": "gASV"}', r"'\$pickle' is not how a config is written"),
         ('{"$import": "sys:exit"}', "a class or a function itself may stand only where"),
         (written("Large", weight="1"), "config.weight must be float, found '1'"),
         (
             written("Whole", part={"$class": f"{__name__}:Whole"}),
-            "config.part must be Part, found an object of .*Whole",
+            "config.part must be Part, found Whole",
         ),
-        (graded_by("$partial", "graded"), r"config.grade: '\$partial' is not how a config is"),
+        (
+            graded_by("$partial", "graded"),
+            r"config.grade: '\$partial' is not how a config is",
+        ),
         (written("Holder", optimizer=HUB), r"config.optimizer must be OptimizerBuilder \| "),
         (written("Holder", trackers={"$tuple": [EXPORT]}), r"must be tuple\[Tracker"),
         (written("Holder", reward=LOAD), "es_cookbook's own;"),
@@ -252,9 +258,7 @@ def test_a_file_that_holds_another_config_is_named(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(config_to_json(Small()))
     assert load_config(path, Part, TRUST) == Small()
-    with pytest.raises(
-        ConfigError, match=r"config\.json: config must be Whole, found an object of"
-    ):
+    with pytest.raises(ConfigError, match=r"config\.json: config must be Whole, found Small"):
         load_config(path, Whole, TRUST)
 
 

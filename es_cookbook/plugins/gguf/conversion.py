@@ -24,7 +24,7 @@ from typing_extensions import override
 from es_cookbook.checkpoints.model_files import CONFIG, Format, Part, cached_model, digest_of
 from es_cookbook.common.errors import HubError, ModelError
 from es_cookbook.common.files import ANY_SIZE, opened
-from es_cookbook.common.terminal import one_line, say, stderr_into
+from es_cookbook.common.terminal import one_line, say
 from es_cookbook.plugins.gguf.header import Header, Value, import_gguf, read_header, refused
 from es_cookbook.plugins.hub.client import FIRST_SECONDS, asking, endpoint
 
@@ -167,7 +167,7 @@ def _quiet() -> Generator[None]:
     before = log.level
     log.setLevel(logging.ERROR)
     try:
-        with stderr_into(io.StringIO()):
+        with contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
         log.setLevel(before)

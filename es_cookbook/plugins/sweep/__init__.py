@@ -14,6 +14,7 @@ from es_cookbook.plugins.sweep.in_turn import (
     run_all,
 )
 from es_cookbook.plugins.sweep.loop import Make, SweepSettings, sweep
+from es_cookbook.plugins.sweep.many_runs import by_label, check_comparison, check_not_set
 from es_cookbook.plugins.sweep.search import Range, Space, Value, Values
 
 __all__ = [
@@ -24,6 +25,9 @@ __all__ = [
     "Value",
     "Values",
     "batch_of",
+    "by_label",
+    "check_comparison",
+    "check_not_set",
     "is_complete",
     "refuse_unequal_rollouts",
     "rollouts_of",

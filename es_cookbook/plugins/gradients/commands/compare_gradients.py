@@ -48,7 +48,7 @@ import anyio
 import chz
 
 from es_cookbook.cli.evaluate.measuring import Subject, opened
-from es_cookbook.cli.options import by_label, check_comparison, recipe_defaults
+from es_cookbook.cli.options import recipe_defaults
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_with_fields
 from es_cookbook.common.configs import config_to_json, trust_of
@@ -66,7 +66,7 @@ from es_cookbook.plugins.gradients.grpo import config as grpo
 from es_cookbook.plugins.gradients.grpo import main as train_by_grpo
 from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.plugins.report.plots import draw_runs, require_matplotlib
-from es_cookbook.plugins.sweep import batch_of, rollouts_of
+from es_cookbook.plugins.sweep import batch_of, by_label, check_comparison, rollouts_of
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.rl.data.problem_dataset import check_attempted
 from es_cookbook.rl.objectives import Mean

@@ -20,14 +20,20 @@ from typing import cast
 
 import chz
 
-from es_cookbook.cli.options import by_label, check_comparison, check_not_set, recipe_config
+from es_cookbook.cli.options import recipe_config
 from es_cookbook.common.cli import run_with_fields
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.options import built
 from es_cookbook.common.terminal import say
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.plugins.report.plots import draw_runs, require_matplotlib
-from es_cookbook.plugins.sweep import refuse_unequal_rollouts, run_all
+from es_cookbook.plugins.sweep import (
+    by_label,
+    check_comparison,
+    check_not_set,
+    refuse_unequal_rollouts,
+    run_all,
+)
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.tracking.curves import table
