@@ -106,6 +106,7 @@ class CentreAnswers:
     """The centre's answers, for genomes to score.
 
     Attributes:
+        problems_P: the problems that it attempted.
         answers_P: one for each rollout in which it said something.
         num_tokens: expected length of the answers of a rollout.
         sample: the same answers one by one.
@@ -113,6 +114,7 @@ class CentreAnswers:
         scale: nats that a rollout loses, over the mean that `answers_P` lose.
     """
 
+    problems_P: Sequence[EnvGroupBuilder]
     answers_P: Sequence[AnswersProblem]
     num_tokens: float
     sample: AnswerSample
@@ -196,6 +198,7 @@ async def centre_answers(
     is_last = sum(not each.is_cut for each in said) / max(1, num_said)
     expected = math.fsum(each.expected_tokens(is_last) for each in said)
     return CentreAnswers(
+        problems_P,
         answers_P,
         num_tokens=expected / max(1, len(said)),
         sample=sample,

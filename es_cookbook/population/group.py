@@ -167,10 +167,11 @@ def _limited(params: SamplingParams, max_tokens: int | None) -> SamplingParams:
     return chz.replace(params, max_tokens=max_tokens)
 
 
+@dataclasses.dataclass(eq=False)
 class RolloutGroup:
     """The attempts of a population at one problem, from making its Envs to closing them.
 
-    Args:
+    Attributes:
         builder: the problem.
         engine: answers where an Env asks the centre or the base.
         sampling: sampling parameters of policies, unless their Env has others.
@@ -180,27 +181,19 @@ class RolloutGroup:
         ended: called with each attempt that has ended.
     """
 
-    def __init__(
-        self,
-        builder: EnvGroupBuilder,
-        engine: Engine,
-        sampling: SamplingParams,
-        num_genomes: int,
-        seeds_K: Sequence[Callable[[int], int]],
-        watch: Watch,
-        ended: Callable[[Trajectory | LostRollout], None] | None = None,
-    ) -> None:
-        num_envs = num_genomes * len(seeds_K)
-        self._builder = builder
-        self._engine = engine
-        self._sampling = sampling
-        self._seeds_K = seeds_K
-        self._watch = watch
-        self._ended = ended
+    builder: EnvGroupBuilder
+    engine: Engine
+    sampling: SamplingParams
+    num_genomes: int
+    seeds_K: Sequence[Callable[[int], int]]
+    watch: Watch
+    ended: Callable[[Trajectory | LostRollout], None] | None = None
+
+    def __post_init__(self) -> None:
         self._handle: EnvGroup | None = None
         self._is_opening = False
         self._is_open = anyio.Event()
-        self._num_left = num_envs
+        self._num_left = num_envs = self.num_genomes * self.num_attempts
         self._policies: list[EnginePolicy | None] = [None] * num_envs
         self._trajectories: list[Trajectory | LostRollout] = [_NOT_RUN] * num_envs
         self._group_rewards: Sequence[GroupReward] | None = None
@@ -208,7 +201,7 @@ class RolloutGroup:
     @property
     def num_attempts(self) -> int:
         """Attempts of each genome."""
-        return len(self._seeds_K)
+        return len(self.seeds_K)
 
     async def attempt(
         self, block: ResidentBlock, g: int, target: Target, k: int
@@ -217,27 +210,27 @@ class RolloutGroup:
 
         Returns what stops the run: raised, asyncio would print it where that ends by Ctrl-C.
         """
-        clock, i = Clock(self._watch), g * len(self._seeds_K) + k
-        shared = Attempt(self._engine, self._sampling, block, self._seeds_K[k], clock)
+        clock, i = Clock(self.watch), g * self.num_attempts + k
+        shared = Attempt(self.engine, self.sampling, block, self.seeds_K[k], clock)
         policy = EnginePolicy(shared, target)
         try:
             if not self._is_open.is_set():
                 await self._open()
-            if self._handle is None or self._watch.is_stopping:  # Without Envs all are lost.
+            if self._handle is None or self.watch.is_stopping:  # Without Envs all are lost.
                 return None
             self._policies[i] = policy
             work = functools.partial(run_rollout, self._handle.envs[i], policy)
             self._trajectories[i] = await _guarded(clock, work)
-            if self._ended is not None:
-                self._ended(self._trajectories[i])
+            if self.ended is not None:
+                self.ended(self._trajectories[i])
             self._num_left -= 1
-            if self._num_left == 0 and not self._watch.is_stopping:
+            if self._num_left == 0 and not self.watch.is_stopping:
                 await self._score()
                 await self.close()
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            self._watch.stop()
+            self.watch.stop()
             return error
         return None
 
@@ -246,7 +239,7 @@ class RolloutGroup:
         handle, self._handle = self._handle, None
         if handle is None:
             return
-        closed = await _guarded(Clock(self._watch, is_shielded=True), handle.close)
+        closed = await _guarded(Clock(self.watch, is_shielded=True), handle.close)
         if isinstance(closed, LostRollout):
             told = "\n".join(filter(None, (closed.reason, closed.traceback)))
             _logger.warning("closing a group of %s failed: %s", self._name, told)
@@ -257,16 +250,15 @@ class RolloutGroup:
         return TrajectoryGroup(
             self._by_genome(self._trajectories),
             None if given is None else self._by_genome(given),
-            self._builder.tags,
+            self.builder.tags,
         )
 
     def _by_genome(self, flat: Sequence[_T]) -> list[Sequence[_T]]:
-        num_attempts = len(self._seeds_K)
-        return [flat[i : i + num_attempts] for i in range(0, len(flat), num_attempts)]
+        return [flat[i : i + self.num_attempts] for i in range(0, len(flat), self.num_attempts)]
 
     @property
     def _name(self) -> str:
-        return type(self._builder).__qualname__
+        return type(self.builder).__qualname__
 
     async def _open(self) -> None:
         if self._is_opening:
@@ -274,7 +266,7 @@ class RolloutGroup:
             return
         self._is_opening = True
         try:
-            made = await _guarded(Clock(self._watch), self._make_envs)
+            made = await _guarded(Clock(self.watch), self._make_envs)
             if isinstance(made, LostRollout):
                 self._trajectories = [made] * len(self._trajectories)
                 await self.close()
@@ -283,7 +275,7 @@ class RolloutGroup:
 
     async def _make_envs(self) -> None:
         num_envs = len(self._trajectories)
-        found = cast(object, await self._builder.make_envs(num_envs))
+        found = cast(object, await self.builder.make_envs(num_envs))
         if not isinstance(found, EnvGroup):
             raise EnvError(
                 f"{self._name}.make_envs must give an EnvGroup, found {type(found).__name__}"
@@ -296,12 +288,12 @@ class RolloutGroup:
 
     async def _score(self) -> None:
         policies = [policy for policy in self._policies if policy is not None]
-        clock = Clock(self._watch)
+        clock = Clock(self.watch)
         for policy in policies:
             policy.attempt.clock = clock
 
         async def rewards() -> Sequence[GroupReward | LostRollout] | None:
-            found = await self._builder.compute_group_rewards(self._trajectories, policies)
+            found = await self.builder.compute_group_rewards(self._trajectories, policies)
             return checked_group_rewards(self._name, found, self._trajectories)
 
         given = await _guarded(clock, rewards)

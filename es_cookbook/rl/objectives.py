@@ -289,33 +289,3 @@ class AnswerSource(ABC):
         Raises:
             DataError: There is nothing to score; names the problem.
         """
-
-
-def check_goes_with(
-    surrogate: AnswerSource | None,
-    sampling: SamplingParams,
-    *,
-    attempts: int,
-    others: Mapping[str, bool],
-) -> None:
-    """Refuse options that a surrogate cannot use.
-
-    `others` are options, and whether they are set.
-
-    Raises:
-        ConfigError: Which.
-    """
-    if surrogate is None:
-        return
-    if attempts != 1:
-        raise ConfigError(
-            f"attempts={attempts} are a genome's own, and with surrogate genomes only score "
-            "answers: set surrogate.attempts"
-        )
-    surrogate.sampling(sampling)
-    for option, is_set in others.items():
-        if is_set:
-            raise ConfigError(
-                f"{option} is about genomes' own answers, and with surrogate they give none: leave "
-                "it out"
-            )

@@ -13,7 +13,6 @@ killed at its time-out (`es_cookbook.rl.grading.workers.in_worker`).
 import asyncio
 import contextlib
 import contextvars
-import functools
 import logging
 import math
 import sys
@@ -37,7 +36,7 @@ _LONGEST_TICK = 1.0
 """Upper limit of a tick, in seconds."""
 
 _logger = logging.getLogger(__name__)
-_limiters: RunVar[dict[tuple[str, int], anyio.CapacityLimiter]] = RunVar("_limiters")
+_semaphores: RunVar[dict[tuple[str, int], asyncio.Semaphore]] = RunVar("_semaphores")
 _clock: "contextvars.ContextVar[Clock | None]" = contextvars.ContextVar("clock", default=None)
 """The clock of the rollout whose code runs; the tasks that it starts inherit it."""
 _warned: set[str] = set()
@@ -62,13 +61,12 @@ async def in_turn(kind: str, at_once: int) -> AsyncGenerator[None]:
 
 async def turn(kind: str, at_once: int) -> Callable[[], None]:
     """Like `in_turn`, for work that outlives the caller; returns the function that ends it."""
-    limiters = _limiters.get({})
-    _limiters.set(limiters)
-    limiter = limiters.setdefault((kind, at_once), anyio.CapacityLimiter(at_once))
-    borrower = object()
+    semaphores = _semaphores.get({})
+    _semaphores.set(semaphores)
+    semaphore = semaphores.setdefault((kind, at_once), asyncio.Semaphore(at_once))
     with clock_stopped():
-        await limiter.acquire_on_behalf_of(borrower)
-    return functools.partial(limiter.release_on_behalf_of, borrower)
+        await semaphore.acquire()
+    return semaphore.release
 
 
 def turn_begins() -> None:

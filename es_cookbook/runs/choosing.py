@@ -44,7 +44,7 @@ from es_cookbook.population.centre_answers import (
 )
 from es_cookbook.population.step_sizes import SECONDS, FoundSigma, find_sigma, options_of
 from es_cookbook.rl.rollouts import runs_on
-from es_cookbook.rl.types import Datasets, EnvGroupBuilder, RLDataset
+from es_cookbook.rl.types import Datasets, RLDataset
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.directory import Recorded
 from es_cookbook.runs.tracking.jsonl import duration_in_words
@@ -75,20 +75,12 @@ _LONGEST_SHOWN = 60
 """Characters of an answer."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FirstAnswers:
-    """Problems, and the first answers of the centre to them."""
-
-    problems_P: Sequence[EnvGroupBuilder]
-    answers: CentreAnswers
-
-
 async def sized_run(
     config: Config, engine: Engine, datasets: Datasets, seconds: float
-) -> tuple[Config, FirstAnswers]:
+) -> tuple[Config, CentreAnswers]:
     """The Config with sizes that fit into so many seconds, and the answers they are based on."""
     first = await _first_answers(config, engine, datasets.train)
-    sample = first.answers.sample
+    sample = first.sample
     if sample.pace is None:
         say("the centre gave no answer, so sizes stay as they are")
         return with_options(config, {"size": ()}), first
@@ -101,7 +93,7 @@ async def sized_run(
 
 
 async def found(
-    config: Config, engine: Engine, dataset: RLDataset, first: FirstAnswers | None
+    config: Config, engine: Engine, dataset: RLDataset, first: CentreAnswers | None
 ) -> Mapping[str, float]:
     """Values for the options that are `auto`."""
     given = cast(Auto, getattr(config.optimizer, "sigma", AUTO))
@@ -116,16 +108,14 @@ async def found(
 
 
 async def find_sigma_for(
-    config: Config, engine: Engine, dataset: RLDataset, first: FirstAnswers | None = None
+    config: Config, engine: Engine, dataset: RLDataset, first: CentreAnswers | None = None
 ) -> FoundSigma:
     """The sigma at which genomes lose a set amount of the centre's answers (`find_sigma`)."""
     sampler, batch_P = config.sampler(engine, sampling=config.sampling_at(0)), dataset.get_batch(0)
-    if first is None:
-        return await find_sigma(sampler, batch_P)
-    return await find_sigma(sampler, first.problems_P, first.answers)
+    return await find_sigma(sampler, batch_P if first is None else first.problems_P, first)
 
 
-async def _first_answers(config: Config, engine: Engine, dataset: RLDataset) -> FirstAnswers:
+async def _first_answers(config: Config, engine: Engine, dataset: RLDataset) -> CentreAnswers:
     """The centre's first answers, which are printed."""
     sampler = config.sampler(engine, sampling=config.sampling_at(0))
     problems_P, generation = list(dataset.get_batch(0)), 0
@@ -142,7 +132,7 @@ async def _first_answers(config: Config, engine: Engine, dataset: RLDataset) -> 
         )
     for line in shown(answers.sample):
         say(line)
-    return FirstAnswers(problems_P, answers)
+    return answers
 
 
 def shown(sample: AnswerSample) -> Iterator[str]:

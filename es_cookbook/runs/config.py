@@ -35,7 +35,6 @@ from es_cookbook.rl.objectives import (
     AnswerSource,
     Mean,
     Objective,
-    check_goes_with,
 )
 from es_cookbook.rl.problem_env import told_stop
 from es_cookbook.rl.regularisers import REGULARISER_NAMES, Regulariser
@@ -283,17 +282,8 @@ class Config(RunConfig):
             self.engine.least_temperature,
         )
         self._check_pairs()
-        check_goes_with(
-            self.surrogate,
-            self.sampling,
-            attempts=self.attempts,
-            others={
-                "objective": not isinstance(self.objective, Mean),
-                "batch_per_pair": self.batch_per_pair,
-                "temperature_schedule": not isinstance(self.temperature_schedule, Constant),
-                "max_staleness": self.max_staleness > 0,
-            },
-        )
+        if self.surrogate is not None:
+            self._check_surrogate(self.surrogate)
 
     def _check_pairs(self) -> None:
         if self.batch_per_pair and not getattr(self.optimizer, "antithetic", False):
@@ -305,6 +295,25 @@ class Config(RunConfig):
             raise ConfigError(
                 "batch_per_pair leaves no problem that all attempt: it does not go with "
                 "optimizer.evaluate_centre"
+            )
+
+    def _check_surrogate(self, surrogate: AnswerSource) -> None:
+        if self.attempts != 1:
+            raise ConfigError(
+                f"attempts={self.attempts} are a genome's own, and with surrogate genomes only "
+                "score answers: set surrogate.attempts"
+            )
+        surrogate.sampling(self.sampling)
+        are_set = {
+            "objective": not isinstance(self.objective, Mean),
+            "batch_per_pair": self.batch_per_pair,
+            "temperature_schedule": not isinstance(self.temperature_schedule, Constant),
+            "max_staleness": self.max_staleness > 0,
+        }
+        if option := next((name for name, is_set in are_set.items() if is_set), None):
+            raise ConfigError(
+                f"{option} is about genomes' own answers, and with surrogate they give none: leave "
+                "it out"
             )
 
     @property

@@ -33,8 +33,8 @@ from es_cookbook.runs.signals import advise
 from es_cookbook.runs.tracking.base import RunInfo, Tracker
 
 if TYPE_CHECKING:
+    from es_cookbook.population.centre_answers import CentreAnswers
     from es_cookbook.population.step_sizes import FoundSigma
-    from es_cookbook.runs.choosing import FirstAnswers
 
 
 class EvolutionStrategies(Mover[Run]):
@@ -147,7 +147,7 @@ class EvolutionStrategies(Mover[Run]):
 
     async def _choose_sizes(
         self, engine: Engine, datasets: Datasets, began: float
-    ) -> "tuple[Datasets, FirstAnswers]":
+    ) -> "tuple[Datasets, CentreAnswers]":
         """Choose the sizes of a new run by the centre's first answers, which are returned."""
         from es_cookbook.runs.choosing import sized_run  # Few runs choose sizes.
 
@@ -161,7 +161,7 @@ class EvolutionStrategies(Mover[Run]):
         return datasets, answers
 
     async def _found(
-        self, engine: Engine, dataset: RLDataset, answers: "FirstAnswers | None"
+        self, engine: Engine, dataset: RLDataset, answers: "CentreAnswers | None"
     ) -> Mapping[str, float]:
         """Values of the optimizer's options that are `auto`: the recorded ones, or found now."""
         if (header := self._state.history.header) is not None:

@@ -104,7 +104,7 @@ def test_shortened_answers_stand_for_whole_ones() -> None:
         Example((1, 2, 3, 4, 5), (False, False, False, True, True)),
     ]
     one = AnswersProblem([Example((1, 2), (False, True))])
-    found = CentreAnswers([AnswersProblem(turns), one], 2.5, AnswerSample([]))
+    found = CentreAnswers([], [AnswersProblem(turns), one], 2.5, AnswerSample([]))
     assert found.longest == 4 and found.cost == 8 + 4 + 2 + 1
 
     def kept(num_tokens: int) -> list[int]:

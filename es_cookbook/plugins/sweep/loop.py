@@ -187,30 +187,27 @@ class _Run:
         )
 
 
+@dataclasses.dataclass(eq=False)
 class _Sweep:
     """A sweep in progress.
 
-    Args:
+    Attributes:
         settings: seeds, sampler and workers.
-        runs: the first runs.
+        runs: all runs so far.
         total: number of runs, for messages.
         later: the runs of further trials, each trial chosen when a worker is free for it.
         tell: receives each trial that has ended, and its mean.
     """
 
-    def __init__(
-        self,
-        settings: SweepSettings,
-        runs: Sequence[_Run],
-        total: int,
-        later: Iterator[Sequence[_Run]] | None = None,
-        tell: Callable[[Trial, float], None] | None = None,
-    ) -> None:
-        self._settings = settings
-        self._path = Path(settings.log_path)
-        self._runs = list(runs)
-        self._total, self._later, self._tell = total, later or iter(()), tell
-        self._shares = worker.shares(settings.workers, settings.devices)
+    settings: SweepSettings
+    runs: list[_Run]
+    total: int
+    later: Iterator[list[_Run]] = dataclasses.field(default_factory=lambda: iter(()))
+    tell: Callable[[Trial, float], None] | None = None
+
+    def __post_init__(self) -> None:
+        self._path = Path(self.settings.log_path)
+        self._shares = worker.shares(self.settings.workers, self.settings.devices)
 
     def run(self) -> list[Result]:
         """Run to the end, or to a signal."""
@@ -232,13 +229,13 @@ class _Sweep:
         if failed := self._in("failed"):
             first = failed[0]
             raise SweepError(
-                f"{len(failed)} of {plural(len(self._runs), 'run')} failed, {first.path.name} so: "
+                f"{len(failed)} of {plural(len(self.runs), 'run')} failed, {first.path.name} so: "
                 f"{first.problem} (all of it is in {self._output(first)})"
             )
         return results
 
     def _in(self, state: State) -> list[_Run]:
-        return [run for run in self._runs if run.state == state]
+        return [run for run in self.runs if run.state == state]
 
     def _output(self, run: _Run) -> Path:
         return self._path / OUTPUT / f"{run.path.name}.txt"
@@ -251,8 +248,8 @@ class _Sweep:
     async def _keep_busy(self, share: worker.Share) -> None:
         """Train one run after another on a share of the machine."""
         while (run := self._next()) is not None:
-            number = self._runs.index(run) + 1
-            print(f"run {number} of {self._total} begins: {run.path}", flush=True)
+            number = self.runs.index(run) + 1
+            print(f"run {number} of {self.total} begins: {run.path}", flush=True)
             run.state = "running"
             await self._train(run, share)
             self._write()
@@ -267,8 +264,8 @@ class _Sweep:
 
     def _added(self) -> Sequence[_Run]:
         """Add the runs of another trial, if there is one."""
-        runs = next(self._later, ())
-        self._runs += runs
+        runs = next(self.later, [])
+        self.runs += runs
         return runs
 
     async def _train(self, run: _Run, share: worker.Share) -> None:
@@ -286,7 +283,7 @@ class _Sweep:
             self._end(run, "failed")
 
     def _end(self, run: _Run, state: State) -> None:
-        metric, run.state = self._settings.metric, state
+        metric, run.state = self.settings.metric, state
         result = run.result(metric)
         told = f", {metric} {result.final:.4g}" if state == "complete" else f": {run.problem}"
         print(f"{run.path}: {state} after {result.generations} generations{told}", flush=True)
@@ -297,14 +294,14 @@ class _Sweep:
                 f"{did_you_mean(metric, keys) or '.'} Finished runs are kept: give the same "
                 "command with another metric=... to go on"
             )
-        results = [other.result(metric) for other in self._runs if other.trial is run.trial]
-        if self._tell and all(other.state in ("complete", "failed") for other in results):
-            self._tell(run.trial, mean_of_complete(results))
+        results = [other.result(metric) for other in self.runs if other.trial is run.trial]
+        if self.tell and all(other.state in ("complete", "failed") for other in results):
+            self.tell(run.trial, mean_of_complete(results))
 
     def _write(self, *, is_over: bool = False) -> tuple[list[Result], str, str]:
         """Write the results so far; returns them, their table, and the trackers' message."""
-        results = [run.result(self._settings.metric) for run in self._runs]
-        text = table(results, self._settings.metric)
+        results = [run.result(self.settings.metric) for run in self.runs]
+        text = table(results, self.settings.metric)
         replace_file(self._path / "results.md", [text.encode(), b"\n"])
         rows = [{**result.options, **dataclasses.asdict(result)} for result in results]
         for row in rows:
@@ -312,7 +309,7 @@ class _Sweep:
         return (
             results,
             text,
-            self._runs[0].config.trackers.summarise(self._path, rows, is_over=is_over),
+            self.runs[0].config.trackers.summarise(self._path, rows, is_over=is_over),
         )
 
 

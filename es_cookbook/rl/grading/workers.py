@@ -92,14 +92,14 @@ async def _answer(name: str, request: bytes, timeout: float) -> bytes:
     try:
         with anyio.move_on_after(SECONDS_TO_START) as starting, clock_stopped():
             own.send(request)
-            await own.read(len(worker.STARTED))
+            await own.answers.readexactly(len(worker.STARTED))
         if starting.cancelled_caught:
             raise WorkerTimeoutError(
                 f"a worker process could not import {name} within {SECONDS_TO_START:g} s"
             )
         with anyio.move_on_after(timeout):
-            (length,) = worker.LENGTH.unpack(await own.read(worker.LENGTH.size))
-            answer = await own.read(length)
+            (length,) = worker.LENGTH.unpack(await own.answers.readexactly(worker.LENGTH.size))
+            answer = await own.answers.readexactly(length)
             idle.append(own)
             return answer
         raise WorkerTimeoutError(
@@ -119,7 +119,7 @@ class _Worker:
     living: asyncio.Task[None]
 
     def __init__(self) -> None:
-        self._heard, self._news = bytearray(), asyncio.Event()
+        self.answers = asyncio.StreamReader()
 
     @staticmethod
     async def start(idle: "list[_Worker]") -> "_Worker":
@@ -138,24 +138,8 @@ class _Worker:
     def send(self, message: bytes) -> None:
         self.process.write(worker.LENGTH.pack(len(message)) + message)
 
-    async def read(self, count: int) -> bytes:
-        """Receive so many bytes.
-
-        Raises:
-            EOFError: The process has ended.
-        """
-        while len(self._heard) < count:
-            if self.process.exit_code is not None:
-                raise EOFError
-            self._news.clear()
-            await self._news.wait()
-        found = bytes(self._heard[:count])
-        del self._heard[:count]
-        return found
-
     def _hear(self, piece: bytes) -> bool:
-        self._heard += piece
-        self._news.set()
+        self.answers.feed_data(piece)
         return True
 
     async def _live(self, idle: "list[_Worker]") -> None:
@@ -163,7 +147,7 @@ class _Worker:
             await self.process.exited()
         finally:
             await self.process.end()
-        self._news.set()
+        self.answers.feed_eof()
         if self in idle:
             idle.remove(self)
 

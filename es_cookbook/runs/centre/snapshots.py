@@ -5,6 +5,7 @@ the process died is missing. `es_cookbook.runs.centre.replay` checks which of th
 begins at the last one, so a snapshot adds only the steps since the one before it.
 """
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Collection, Generator, Iterable
@@ -26,32 +27,32 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(eq=False)
 class SnapshotWriter(Tracker):
     """Writes a snapshot every so many generations (none if 0), one at a time.
 
-    Args:
+    Attributes:
         log_path: run directory.
         every: generations.
         model_name: name of the base; that of the run's Config if None.
         trust: needed to read that Config.
     """
 
-    def __init__(
-        self, log_path: Path, every: int, model_name: str | None = None, trust: Collection[str] = ()
-    ) -> None:
-        self._log_path = log_path
-        self._model_name = model_name
-        self._trust = trust
-        self._every = every
+    log_path: Path
+    every: int
+    model_name: str | None = None
+    trust: Collection[str] = ()
+
+    def __post_init__(self) -> None:
         self._due = 0
         self._given_up = threading.Event()
         self._writer = ThreadPoolExecutor(1, "snapshot")
-        for left in (log_path / SNAPSHOTS).glob(f"*{PARTIAL_SUFFIX}"):  # By a killed process.
+        for left in (self.log_path / SNAPSHOTS).glob(f"*{PARTIAL_SUFFIX}"):  # By a killed process.
             left.unlink(missing_ok=True)
 
     def recorded(self, generations: int) -> None:
         """Begin a snapshot if one is due; while one is being written, the latest due one waits."""
-        if self._every and generations % self._every == 0:
+        if self.every and generations % self.every == 0:
             self._due = generations
             self._writer.submit(self._write)
 
@@ -72,13 +73,13 @@ class SnapshotWriter(Tracker):
 
         try:
             replay = open_replay(
-                self._log_path, generation, model_name=self._model_name, trust=self._trust
+                self.log_path, generation, model_name=self.model_name, trust=self.trust
             )
             if replay.snapshot is not None and replay.snapshot.generation == generation:
                 return  # Of the process before, or of the last generation, told twice.
             assert replay.fingerprint is not None, "a snapshot is of a generation that ended"
             shapes, tensors = replay.space.shapes.items(), self._while_wanted(replay)
-            write_snapshot(self._log_path, generation, replay.fingerprint, shapes, tensors)
+            write_snapshot(self.log_path, generation, replay.fingerprint, shapes, tensors)
         except CancelledError:
             pass
         except ESCookbookError as error:
