@@ -78,7 +78,7 @@ _LONGEST_SHOWN = 60
 async def sized_run(
     config: Config, engine: Engine, datasets: Datasets, seconds: float
 ) -> tuple[Config, CentreAnswers]:
-    """The Config with sizes that fit into so many seconds, and the answers they are based on."""
+    """Return the Config with sizes that fit into `seconds`, and the answers they are based on."""
     first = await _first_answers(config, engine, datasets.train)
     sample = first.sample
     if sample.pace is None:
@@ -95,7 +95,7 @@ async def sized_run(
 async def found(
     config: Config, engine: Engine, dataset: RLDataset, first: CentreAnswers | None
 ) -> Mapping[str, float]:
-    """Values for the options that are `auto`."""
+    """Return values for the options that are `auto`."""
     given = cast(Auto, getattr(config.optimizer, "sigma", AUTO))
     if given == AUTO:
         tried = await find_sigma_for(config, engine, dataset, first)
@@ -110,13 +110,13 @@ async def found(
 async def find_sigma_for(
     config: Config, engine: Engine, dataset: RLDataset, first: CentreAnswers | None = None
 ) -> FoundSigma:
-    """The sigma at which genomes lose a set amount of the centre's answers (`find_sigma`)."""
+    """Find the sigma at which genomes lose a set amount of the centre's answers (`find_sigma`)."""
     sampler, batch_P = config.sampler(engine, sampling=config.sampling_at(0)), dataset.get_batch(0)
     return await find_sigma(sampler, batch_P if first is None else first.problems_P, first)
 
 
 async def _first_answers(config: Config, engine: Engine, dataset: RLDataset) -> CentreAnswers:
-    """The centre's first answers, which are printed."""
+    """Sample and print the centre's first answers."""
     sampler = config.sampler(engine, sampling=config.sampling_at(0))
     problems_P, generation = list(dataset.get_batch(0)), 0
     while len(problems_P) < min(2 * _SHOWN, len(dataset)) and not dataset.depends_on_results:
@@ -136,7 +136,7 @@ async def _first_answers(config: Config, engine: Engine, dataset: RLDataset) -> 
 
 
 def shown(sample: AnswerSample) -> Iterator[str]:
-    """Lines that show the centre's answers: three of them, their rewards, and the pace."""
+    """Yield lines that show three of the centre's answers, the mean reward and the speed."""
     some = sorted(sample.answers, key=lambda answer: math.isnan(answer.reward))[:3]
     for answer in some:
         reward = "cut by the clock" if math.isnan(answer.reward) else f"earns {answer.reward:g}"
@@ -166,7 +166,7 @@ class Sizes:
 
 
 def sized(config: Config, sample: AnswerSample, counts: tuple[int, int], seconds: float) -> Sizes:
-    """Sizes for the options in `config.size`, and the time of a run of these sizes.
+    """Choose the options in `config.size`, and estimate how long a run of these sizes takes.
 
     Args:
         config: config of the run.
@@ -206,14 +206,14 @@ def sized(config: Config, sample: AnswerSample, counts: tuple[int, int], seconds
 
 
 def rollouts_of(config: Config) -> int:
-    """Rollouts of a generation."""
+    """Return the number of rollouts in one generation."""
     genomes = 2 if config.num_pairs else config.optimizer.population_size
     problems = int(getattr(config.dataset, "problems_per_generation", 1))
     return genomes * problems * config.attempts
 
 
 def _seconds_of(sample: AnswerSample, length: float) -> float:
-    """Seconds of a rollout with as many turns as in the first answers."""
+    """Estimate the seconds of a rollout with as many turns as the first answers had."""
     turns = max(1.0, len(sample.answers) / sample.num_rollouts)
     prompt = float(np.mean([answer.prompt_tokens for answer in sample.answers]))
     seconds = cast(Pace, sample.pace).seconds(prompt, length)
@@ -221,7 +221,7 @@ def _seconds_of(sample: AnswerSample, length: float) -> float:
 
 
 def _lengths(sample: AnswerSample, stop: Sequence[str]) -> list[float]:
-    """Tokens of the answers with these ends; infinite for those that did not end."""
+    """Return the length of each answer in tokens, infinite for one that did not end."""
     return [_length(answer, stop) for answer in sample.answers]
 
 
@@ -234,7 +234,7 @@ def _length(answer: Answer, stop: Sequence[str]) -> float:
 
 
 def _room(sample: AnswerSample, lengths: Sequence[float], most: int) -> int | None:
-    """Tokens that an answer needs; None if unknown, or if it is not less than `most`."""
+    """Return the tokens that an answer needs; None if unknown, or not less than `most`."""
     gold = max(answer.gold_tokens for answer in sample.answers)
     ended = [length for length in lengths if length < math.inf]
     if 2 * len(ended) >= len(sample.answers):
@@ -248,7 +248,7 @@ def _room(sample: AnswerSample, lengths: Sequence[float], most: int) -> int | No
 
 
 def goes_on(answers: Sequence[Answer]) -> bool:
-    """Whether answers go on after a first line that is an answer."""
+    """Return whether answers go on after a first line that is already an answer."""
     cut = [answer for answer in answers if answer.ending != "stop"]
     are_lines = all(answer.gold and "\n" not in answer.gold.strip() for answer in answers)
     num_on = sum(runs_on(answer.text, answer.gold) for answer in cut)
@@ -258,7 +258,7 @@ def goes_on(answers: Sequence[Answer]) -> bool:
 def _shape(
     config: Config, free: Collection[str], rollouts: int, num_train: int
 ) -> dict[str, object]:
-    """Genomes, problems and generations for about so many rollouts."""
+    """Choose genomes, problems and generations for about this many rollouts."""
     chosen: dict[str, object] = {}
     generations = config.num_generations
     if "num_generations" in free:
@@ -288,7 +288,7 @@ def _within(number: _Number, least: _Number, most: _Number) -> _Number:
 
 
 def told(config: Config, sizes: Sizes) -> str:
-    """The time of a run of these sizes, and the options to paste into a shell."""
+    """Return a sentence with the duration of the run, and the chosen options for a shell."""
     genomes, generations = config.optimizer.population_size, config.num_generations
     options = shlex.join(
         f"{path}={json.dumps(value) if isinstance(value, tuple) else value}"
@@ -303,7 +303,7 @@ def told(config: Config, sizes: Sizes) -> str:
 
 
 def as_recorded(config: Config, recorded: Recorded) -> Config:
-    """The Config with the sizes of the run in its directory, if one is recorded there."""
+    """Return the Config with the sizes that the run in its directory recorded, if there is one."""
     with contextlib.suppress(ConfigError):  # It is raised where the directory is opened.
         if recorded.history.generations:
             trust = trust_of(config_to_json(config))
@@ -316,13 +316,13 @@ def as_recorded(config: Config, recorded: Recorded) -> Config:
 
 
 def one_by_one(config: Config) -> Config:
-    """The Config with one problem per batch, if the size of a batch is to be chosen."""
+    """Return the Config with one problem per batch, if the size of a batch is to be chosen."""
     free = _PROBLEM in config.size and has(config, _PROBLEM)
     return with_options(config, {_PROBLEM: 1}) if free else config
 
 
 def has(config: object, path: str) -> bool:
-    """Whether a config has an option of this path."""
+    """Return whether a config has an option at this dotted path."""
     name, _, rest = path.partition(".")
     if not chz.is_chz(config) or name not in chz.chz_fields(config):
         return False
@@ -330,7 +330,7 @@ def has(config: object, path: str) -> bool:
 
 
 def with_options(config: _Config, options: Mapping[str, object]) -> _Config:
-    """A config with other values of some options, by path."""
+    """Return a config with other values for some options, given by dotted path."""
     for path, value in options.items():
         name, _, rest = path.partition(".")
         if rest:

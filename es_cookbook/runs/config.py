@@ -138,7 +138,7 @@ class RunConfig(ABC):
 
     @classmethod
     def whole_options(cls, given: Mapping[str, str]) -> dict[str, str]:
-        """Options as a user types them, with short names and presets expanded."""
+        """Return the options with short names and presets expanded."""
         return whole_options(given, cls.presets)
 
     @property
@@ -147,7 +147,7 @@ class RunConfig(ABC):
         """The search space that the engine is built for."""
 
     def new_optimizer(self, space: SearchSpace, found: Mapping[str, float]) -> Optimizer:
-        """Builds the optimizer of a run.
+        """Build the optimizer of a run.
 
         Args:
             space: the parameters that genomes perturb.
@@ -159,7 +159,7 @@ class RunConfig(ABC):
         raise ConfigError("a run of gradients has no genomes, only its centre and its base")
 
     def centre_of(self, generation: int) -> int:
-        """The centre that the genomes of a generation perturb, by the generations before it."""
+        """Return which centre the genomes of a generation perturb, as the generations before it."""
         return generation
 
     def check_problems(self, dataset: RLDataset) -> None:  # noqa: B027 - most methods take any
@@ -175,12 +175,12 @@ class RunConfig(ABC):
         return 0
 
     def evaluates(self, generation: int) -> bool:
-        """Whether the centre is evaluated before this generation, or after the last one."""
+        """Return whether the centre is evaluated before this generation, or after the last one."""
         last = self.num_generations
         return generation == last or generation % (self.eval_every or last) == 0
 
     def sampling_at(self, generation: int) -> SamplingParams:
-        """The sampling parameters of a generation."""
+        """Return the sampling parameters of a generation."""
         del generation
         return self.sampling
 
@@ -192,7 +192,7 @@ class RunConfig(ABC):
         sampling: SamplingParams | None = None,
         seed: int | None = None,
     ) -> PopulationSampler:
-        """Builds a sampler with the settings of the run.
+        """Build a sampler with the settings of the run.
 
         Args:
             engine: samples.
@@ -362,7 +362,7 @@ class Config(RunConfig):
 def recorded_config(
     log_path: Path, trust: Collection[str] = (), typed: Collection[str] = ()
 ) -> Config:
-    """Reads the Config of the run in a directory.
+    """Read the Config of the run in a directory.
 
     It may name parts of es_cookbook and of installed plug-ins, and classes and functions of the
     packages and scripts in `trust`, which must also list the addresses that it reaches.
@@ -385,7 +385,7 @@ _Kind = TypeVar("_Kind", bound=RunConfig)
 def config_of_kind(
     kind: type[_Kind], recorded: Recorded, trust: Collection[str], typed: Collection[str]
 ) -> _Kind:
-    """The same for a run of any kind."""
+    """Read the Config of a run of any kind, as `recorded_config` does."""
     log_path, text = recorded.log_path, recorded.config_json
     path = log_path / CONFIG
     if '"__main__:' in text:
@@ -399,7 +399,7 @@ def config_of_kind(
 
 @contextlib.asynccontextmanager
 async def closing(engine: Engine) -> AsyncGenerator[Engine]:
-    """Inside, the engine, which is closed with the block, also if cancelled."""
+    """Yield the engine, and close it with the block, also if the task is cancelled."""
     try:
         yield engine
     finally:

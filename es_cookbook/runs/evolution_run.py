@@ -99,7 +99,7 @@ class EvolutionStrategies(Mover[Run]):
             )
 
     def _fork(self) -> str:
-        """The command that continues in a new run, without repeating the recorded generations."""
+        """Return the command that continues in a new run without repeating generations."""
         return self._command(
             "fork",
             generation=self._state.history.generations,
@@ -108,7 +108,7 @@ class EvolutionStrategies(Mover[Run]):
         )
 
     def _command(self, name: str, **options: object) -> str:
-        """A command for this run, to be shown to the user."""
+        """Return the text of a command for this run, to show to the user."""
         trust = trust_option(self._config_json)
         return command(name, log_path=self.log_path, **options, **trust)
 
@@ -163,7 +163,7 @@ class EvolutionStrategies(Mover[Run]):
     async def _found(
         self, engine: Engine, dataset: RLDataset, answers: "CentreAnswers | None"
     ) -> Mapping[str, float]:
-        """Values of the optimizer's options that are `auto`: the recorded ones, or found now."""
+        """Return values for optimizer options that are `auto`: recorded ones, or found now."""
         if (header := self._state.history.header) is not None:
             return header.found
         if not self.config.optimizer.unsettled:
@@ -173,7 +173,7 @@ class EvolutionStrategies(Mover[Run]):
         return await found(self.config, engine, dataset, answers)
 
     async def _header(self, engine: Engine, found: Mapping[str, float]) -> Header:
-        """The header of the history; the base of a recorded run has been compared."""
+        """Return the header of the history, after comparing the base with a recorded one."""
         history, traits, name = self._state.history, engine.traits, self.config.model_name
         then, dtype = history.header, traits.base_dtype
         if then is None or not history.generations:
@@ -224,7 +224,7 @@ class EvolutionStrategies(Mover[Run]):
     def _recorder(
         self, sampler: PopulationSampler, datasets: Datasets, stack: contextlib.AsyncExitStack
     ) -> Recorder:
-        """The recorder of the run, at the end of the history."""
+        """Build the recorder of the run, at the end of the history."""
         config, engine, history = self.config, sampler.engine, self._state.history
         info = RunInfo(
             path=self.log_path,
@@ -269,7 +269,7 @@ def check_outside(config: Config) -> None:
 
 
 def _one_by_one(config: Config) -> Config:
-    """The Config with one problem per batch, if the size of a batch is to be chosen."""
+    """Return the Config with one problem per batch, if the size of a batch is to be chosen."""
     if not config.size:
         return config
     from es_cookbook.runs.choosing import one_by_one
@@ -278,7 +278,7 @@ def _one_by_one(config: Config) -> Config:
 
 
 async def tried_sigmas(config: Config) -> "FoundSigma":
-    """The sigma that the run would find; the run does not begin.
+    """Find the sigma that the run would use, without starting the run.
 
     Raises:
         ESCookbookError: As `opened` and `find_sigma`.

@@ -49,7 +49,7 @@ def replacing(path: Path) -> Generator[Path]:
 
 
 def cannot(do: str, path: Path, error: OSError, needed: int) -> RunDirectoryError:
-    """The error of a refused write: which file, why, and what to do about it.
+    """Return the error of a refused write: which file, why, and what to do about it.
 
     >>> print(cannot("write", Path("runs/a/config.json"), OSError(errno.ENOSPC, "No space"), 812))
     cannot write runs/a/config.json: No space; free at least 812 bytes on the disk of runs/a

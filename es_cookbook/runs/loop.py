@@ -45,7 +45,7 @@ class Run:
     recorder: Recorder
 
     async def problems(self, generation: int) -> Asked:
-        """The problems of a generation: its batch and those of the regularisers.
+        """Return the problems of a generation: its batch and those of the regularisers.
 
         With a surrogate the centre attempts the batch here, and the genomes score answers.
         """
@@ -62,7 +62,7 @@ class Run:
         return self.scoring.problems(generation, batch_P, answers_P, answered_P)
 
     def ask(self, generation: int) -> Sequence[Genome]:
-        """The population of a generation."""
+        """Return the population of a generation."""
         with self.recorder.timed(generation, "ask"):
             return self.optimizer.ask(generation)
 
@@ -73,19 +73,19 @@ class Run:
         genomes_G: Sequence[Genome],
         overlap: Overlap | None = None,
     ) -> Sequence[TrajectoryGroup]:
-        """The population's attempts at the problems; one group per problem."""
+        """Run the population's attempts at the problems; returns one group per problem."""
         with self.recorder.timed(generation, "rollout"):
             groups_P = await self.sampler.rollout(generation, asked.problems_P, genomes_G, overlap)
         self.recorder.rolled_out(generation, self.sampler.seconds)
         return groups_P
 
     def score(self, generation: int, asked: Asked, groups_P: Sequence[TrajectoryGroup]) -> Scored:
-        """`scores_P_G` and `fitness_G`; NaN for lost rollouts."""
+        """Compute `scores_P_G` and `fitness_G`, with NaN for lost rollouts."""
         with self.recorder.timed(generation, "fitness"):
             return self.scoring.score(asked, groups_P)
 
     def tell(self, generation: int, genomes_G: Sequence[Genome], scored: Scored) -> Step:
-        """The step from these scores."""
+        """Return the optimizer's step for these scores."""
         with self.recorder.timed(generation, "tell"):
             return self.optimizer.tell(generation, genomes_G, scored.scores_P_G, scored.fitness_G)
 
@@ -150,7 +150,7 @@ async def train_in_turn(run: Run) -> None:
 
 
 async def train_overlapping(run: Run) -> None:
-    """The same, but the next generation begins while the last rollouts of one end."""
+    """Train, starting each generation while the last rollouts of the one before end."""
 
     async def attempt(
         generation: int, overlap: Overlap

@@ -48,7 +48,7 @@ class Preset:
 
 
 def whole_options(given: Mapping[str, str], presets: Mapping[str, Preset]) -> dict[str, str]:
-    """Options with short names and a preset expanded.
+    """Return the options with short names and a preset expanded.
 
     >>> whole_options({"reward.tolerance": "0.01", "seed": "1"}, {})
     {'dataset.reward.tolerance': '0.01', 'seed': '1'}

@@ -115,7 +115,7 @@ def _train_until_signal(config: Config, recorded: Recorded | None = None) -> Non
 
 
 def _interrupted(config: Config) -> str:
-    """A message about the time of an interruption, with advice."""
+    """Return a message that says when the run was interrupted, with advice."""
     if advice() in ("", _AGAIN):
         return f"interrupted before the run began; {_AGAIN}"
     recorded = sum(1 for _ in read_history(Path(config.log_path) / HISTORY))
@@ -194,7 +194,7 @@ class RecipeConfig(Config):
 def program(
     name: str, config_class: type[Config]
 ) -> tuple[Callable[[Config], None], Callable[[], None]]:
-    """The program of a recipe.
+    """Make the program of a recipe.
 
     Args:
         name: name of the recipe; names of its run directories begin with it.

@@ -129,7 +129,7 @@ class RecordedRun:
         return min(len(self.records), self.config.num_generations - 1)
 
     def centre_of(self, generation: int) -> int:
-        """The centre that the genomes of a generation perturb, by the generations before it."""
+        """Return which centre the genomes of a generation perturb, as the generations before it."""
         if generation < len(self.records):
             centre = self.records[generation].centre
             return generation if centre is None else centre
@@ -153,7 +153,7 @@ class RecordedRun:
             )
 
     def resolved(self, generation: int | None, who: Target) -> int:
-        """The given generation, or the latest with this target.
+        """Return the given generation, or the latest one that has this target.
 
         Raises:
             ConfigError: It has not been reached, or there is no such genome.
@@ -167,7 +167,7 @@ class RecordedRun:
         return self.last_generation if generation is None else generation
 
     def genomes(self, generation: int) -> Sequence[Genome]:
-        """The population of a generation, `genomes_G`.
+        """Return the population of a generation, `genomes_G`.
 
         Raises:
             ConfigError: The generation has none, or has not been reached.
@@ -177,7 +177,7 @@ class RecordedRun:
         return self._genomes_G(generation)
 
     def genome(self, generation: int, number: int) -> Genome:
-        """One of `genomes`.
+        """Return one of `genomes`.
 
         Raises:
             ConfigError: There is none of that number.
@@ -192,7 +192,7 @@ class RecordedRun:
         return genomes_G[number]
 
     def best(self, generation: int, count: int) -> list[Genome]:
-        """The genomes of a recorded generation with the highest fitness, best first.
+        """Return the genomes of a recorded generation with the highest fitness, best first.
 
         Raises:
             ConfigError: The generation is not recorded, or fewer of its genomes have fitness.
@@ -317,7 +317,7 @@ class RebuiltRun:
     async def answer(
         self, who: Target, observation: Observation, params: SamplingParams, seed: int
     ) -> Action:
-        """One action of a genome of this generation, the centre or the base.
+        """Sample one action of a genome of this generation, the centre or the base.
 
         Raises:
             ConfigError: There is no such genome.
@@ -328,7 +328,7 @@ class RebuiltRun:
 
     @asynccontextmanager
     async def answering(self, who: Target) -> AsyncGenerator[tuple[Host, Target]]:
-        """Inside, a host and the target to request from it, for several requests.
+        """Yield a host and the target to request from it, for several requests.
 
         Raises:
             ConfigError: There is no such genome.
@@ -378,7 +378,7 @@ class RebuiltRun:
         return Played(str(name), done.trajectories_G_K[0][0], done.rewards_G_K[0][0], compares)
 
     async def usual_stop(self) -> tuple[str, ...]:
-        """Texts that end answers by default, from the data set, if `sampling.stop` is None.
+        """Return the texts that end answers if `sampling.stop` is None, by the data set.
 
         Raises:
             DataError: The dataset cannot be loaded here.
@@ -396,7 +396,7 @@ class RebuiltRun:
 
     @asynccontextmanager
     async def _hosted(self, who: Target) -> AsyncGenerator[ResidentBlock]:
-        """Inside, the target is resident: a genome as number 0."""
+        """Make the target resident for this block: a genome as number 0."""
         run, generation = self.run, self.generation
         centre = run.centre_of(generation) if isinstance(who, int) else generation
         if centre != self._at:
@@ -412,7 +412,7 @@ class RebuiltRun:
     async def _problem(
         self, split: Split, number: int
     ) -> tuple[EnvGroupBuilder, Callable[[int], int]]:
-        """A problem, and its sampling seed by the number of the call."""
+        """Return a problem, and a function that maps a call's number to its sampling seed."""
         config = self.run.config
         datasets = await self._loaded()
         if split == "test":
@@ -437,7 +437,7 @@ class RebuiltRun:
         return self._datasets
 
     def _batch(self, dataset: RLDataset) -> Sequence[EnvGroupBuilder]:
-        """The batch of this generation; earlier results are passed to the dataset first."""
+        """Return the batch of this generation, after passing earlier results to the dataset."""
         if self._told < self.generation:
             records = self.run.records[: self.generation]
             replay_dataset(dataset, records, num_forked(self.run.header), self._told)

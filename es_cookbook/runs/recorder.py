@@ -79,7 +79,9 @@ class Progress:
         self._tokens += count_tokens(groups_P)
 
     def metrics(self) -> Mapping[str, float]:
-        """`progress/rollouts`, `progress/tokens`, and `centre/drift_rms` over the search space.
+        """Return `progress/rollouts`, `progress/tokens` and `centre/drift_rms`.
+
+        The drift is measured over the search space.
 
         The drift is that of a parameter that all terms perturb. If the search space scales or masks
         noise, and steps are plain sums of terms, a parameter with factor f on sigma has f times it,
@@ -123,7 +125,7 @@ class Recorder:
 
     @contextmanager
     def timed(self, generation: int, name: str) -> Generator[None]:
-        """Inside, time counts as that of `name` in a generation."""
+        """Record the time spent in the block as that of `name` in a generation."""
         began = time.perf_counter()
         yield
         self.took(generation, name, began, time.perf_counter())
@@ -211,7 +213,7 @@ class Recorder:
 
 
 def _prompts_shared(rose: Mapping[str, float]) -> Mapping[str, float]:
-    """The share of prompt tokens that were in the cache, if the engine counts them."""
+    """Return the share of prompt tokens found in the cache, if the engine counts them."""
     if "prefilled_tokens" not in rose:
         return {}
     cached, prefilled = rose["cached_tokens"], rose["prefilled_tokens"]

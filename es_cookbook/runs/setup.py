@@ -235,7 +235,7 @@ _log = _Log()
 
 @contextlib.contextmanager
 def library_log(path: Path) -> Generator[None]:
-    """Inside, messages of libraries go to this file, which is created with the first one."""
+    """Send messages of libraries to this file, which is created with the first one."""
     if not is_program():
         yield
         return
@@ -258,7 +258,7 @@ def library_log(path: Path) -> Generator[None]:
 
 @contextlib.contextmanager
 def libraries_quiet() -> Generator[None]:
-    """Inside a `library_log`, stderr goes there too."""
+    """Send stderr to the log file too, if the block is inside a `library_log`."""
     if _log.path is None:
         yield
         return

@@ -46,7 +46,7 @@ def advise(sentence: str) -> None:
 
 
 def advice() -> str:
-    """The current advice; "" if none was set since the command began."""
+    """Return the current advice; "" if none was set since the command began."""
     return _advice
 
 
@@ -98,7 +98,7 @@ def result_until_signal(main: Callable[[], Awaitable[_Result]], message: str = "
 
 @contextlib.contextmanager
 def _until_signal(stop: Callable[[], object]) -> Generator[None]:
-    """Inside, the first Ctrl-C or SIGTERM calls `stop`, and the second ends the process.
+    """Call `stop` at the first Ctrl-C or SIGTERM in the block; end the process at the second.
 
     Signals stay as they are outside the main thread.
     """
@@ -123,7 +123,7 @@ def _leave_to_thread(number: int, frame: FrameType | None) -> None:
 
 
 def _forked() -> None:
-    """In a forked child, do not write to the socket of the parent."""
+    """Stop a forked child from writing signals to the socket of its parent."""
     if signal.getsignal(signal.SIGTERM) is _leave_to_thread:
         signal.set_wakeup_fd(-1)
         for number in _SIGNALS:

@@ -113,7 +113,7 @@ class Replay:
         return found
 
     def centre_tensors(self, num_threads: int | None = None) -> Generator[tuple[str, torch.Tensor]]:
-        """Yields every parameter of the centre, float32, with its name.
+        """Yield every parameter of the centre, float32, with its name.
 
         Take all of them: after the last one the fingerprints are compared.
 
@@ -154,7 +154,7 @@ class Replay:
 
 
 def space_of(search_space: SearchSpaceBuilder, model_name: str) -> SearchSpace:
-    """The space of a model; its weights are not read.
+    """Return the search space of a model, without reading its weights.
 
     Raises:
         ConfigError: The space does not fit it.
@@ -219,7 +219,7 @@ def open_replay(
 
 
 def latest_snapshot(log_path: Path, fingerprints: Sequence[int]) -> Snapshot | None:
-    """The last one that can be used, or None; logs a warning for each that cannot.
+    """Return the latest usable snapshot, or None; log a warning for each that is not usable.
 
     Args:
         log_path: run directory.

@@ -179,7 +179,7 @@ def check_is_run(log_path: Path, or_of_gradients: bool = False) -> Recorded:
 
 
 def is_of_gradients(log_path: Path) -> bool:
-    """Whether a directory is of a run of gradients: it has checkpoints instead of a history."""
+    """Return whether a directory holds a run of gradients: checkpoints instead of a history."""
     return os.path.isdir(log_path / CHECKPOINTS) and not os.path.exists(log_path / HISTORY)
 
 
@@ -213,7 +213,7 @@ def check_kinds(log_path: Path) -> None:
 
 
 def checked_names(log_path: Path) -> set[str]:
-    """The names in a run directory, which is created if it is missing.
+    """Return the names in a run directory, which is created if it is missing.
 
     Raises:
         RunDirectoryError: Not a directory, not a run's, or a file in it is a link.
@@ -240,13 +240,13 @@ def checked_names(log_path: Path) -> set[str]:
 
 
 def listed(names: set[str]) -> str:
-    """The first three of some files' names, and how many more there are."""
+    """Return the first three of some files' names, and the number of the others."""
     shown = sorted(names)[:3]
     return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def num_rewinds(log_path: Path) -> int:
-    """Number of times a run was rewound."""
+    """Return how many times a run was rewound."""
     numbers = [int(p.name) for p in (log_path / REWOUND).glob("*") if p.name.isdecimal()]
     return max(numbers, default=0)
 
@@ -255,7 +255,7 @@ def num_rewinds(log_path: Path) -> int:
 
 
 def read_metrics(path: Path, damage: list[str] | None = None) -> list[dict[str, float]]:
-    """The rows of a `metrics.jsonl`, one per generation in order; null as NaN.
+    """Read the rows of a `metrics.jsonl`, one per generation in order, with NaN for null.
 
     Arguments and errors are those of `read_rows`.
     """
@@ -265,7 +265,7 @@ def read_metrics(path: Path, damage: list[str] | None = None) -> list[dict[str, 
 def read_rows(
     path: Path, row_of: Callable[[object], _Row], damage: list[str] | None = None
 ) -> Iterator[_Row]:
-    """The rows of a file of JSON lines; none without a file. A torn last line is left out.
+    """Yield the rows of a file of JSON lines, without a torn last line; none if it is missing.
 
     Args:
         path: path of the file.
@@ -302,7 +302,7 @@ def read_rows(
 
 
 def _numbers(found: object) -> dict[str, float]:
-    """A row of metrics, null as NaN."""
+    """Convert a JSON value to a row of metrics, with NaN for null."""
     if not isinstance(found, dict):
         raise ValueError(f"it must be a dict, found {found!r:.60}")
     row: dict[str, float] = {}
@@ -317,7 +317,7 @@ def _numbers(found: object) -> dict[str, float]:
 
 
 def lines_before(path: Path, generation: int) -> Iterator[bytes]:
-    """The lines of metrics or rollouts except a torn last one and those from `generation` on."""
+    """Yield the whole lines of metrics or rollouts that belong to generations before this one."""
     key = GENERATION_KEYS[path.name]
     with opened(path, ANY_SIZE, path.parent) as file:
         for line in lines(file):
@@ -384,7 +384,7 @@ def keep_trained_on(
 
 
 def read_trained_on(log_path: Path) -> TrainedOn | None:
-    """The problems that a run may have trained on; None if not recorded, or damaged.
+    """Read the problems that a run may have trained on; None if not recorded, or damaged.
 
     Raises:
         RunDirectoryError: Something else than a regular file is there.
@@ -406,7 +406,7 @@ def copy_trained_on(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def failures_logged(log_path: Path) -> Generator[None]:
-    """Inside, an engine that fails leaves its traceback in `log.txt`."""
+    """Write the traceback to `log.txt` if an engine fails in the block."""
     try:
         yield
     except BaseException as error:
@@ -430,7 +430,9 @@ def add_to_log(log_path: Path, text: str) -> Path | None:
 
 @contextlib.contextmanager
 def locked(log_path: Path) -> Generator[Recorded]:
-    """Inside, only this process writes the run directory, which is created if it is missing.
+    """Lock the run directory for this block, so that no other process writes it.
+
+    The directory is created if it is missing.
 
     Raises:
         RunDirectoryError: Not a run directory, not writable, or another process writes it (names
@@ -505,7 +507,7 @@ def _flock(descriptor: int) -> bool:
 
 
 def writer_of(directory: Path) -> str | None:
-    """The process that writes a run directory, "process 123"; None if there is none."""
+    """Return the process that writes a run directory, "process 123"; None if there is none."""
     try:
         pid = int(read_file(directory / LOCK, _MOST_LOCK, directory))
     except (OSError, ValueError):

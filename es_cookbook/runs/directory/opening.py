@@ -109,7 +109,7 @@ def run_state(
 def rows_before(
     rows: Sequence[Mapping[str, float]], generation: int
 ) -> Sequence[Mapping[str, float]]:
-    """Rows of metrics without those from `generation` on."""
+    """Return the rows of metrics that belong to generations before this one."""
     return [row for row in rows if not row.get(GENERATION_KEYS[METRICS], -1) >= generation]
 
 
@@ -120,7 +120,7 @@ def decided(
     may_differ: Collection[str],
     elsewhere: str,
 ) -> Literal["resume", "delete"]:
-    """Whether a recorded run continues or is deleted: `behavior`, or the answer at the terminal.
+    """Decide by `behavior`, or by asking at the terminal, if a run is resumed or deleted.
 
     `elsewhere` is the alternative for a user with another Config.
 
@@ -169,7 +169,7 @@ def begin_in(
 
 
 def with_length(config_json: str, num_generations: int) -> str:
-    """A recorded Config with this number of generations."""
+    """Return a recorded Config with another number of generations."""
     plain = json.loads(config_json)
     if plain.get("num_generations") == num_generations:
         return config_json
@@ -203,7 +203,7 @@ def refuse_lost_history(recorded: Recorded, *, or_shorter: bool = False) -> None
 
 
 def _is_unused(recorded: Recorded, names: set[str]) -> bool:
-    """Whether the directory holds a run that recorded nothing, and nothing else."""
+    """Return whether the directory holds only a run that recorded nothing."""
     if not (names <= WRITTEN_BY_RUNS and HISTORY in names):
         return False
     history = recorded.history
@@ -217,7 +217,7 @@ def _is_unused(recorded: Recorded, names: set[str]) -> bool:
 
 
 def _differences(recorded: Recorded, config_json: str, may_differ: Collection[str]) -> list[str]:
-    """Every field that differs between the recorded Config and this one, in words."""
+    """Describe every field that differs between the recorded Config and this one."""
     # Without its header nothing tells whether the base is the same but its name.
     allowed = set(may_differ) - (set() if recorded.history.header else {"model_name"})
     try:
@@ -227,7 +227,7 @@ def _differences(recorded: Recorded, config_json: str, may_differ: Collection[st
 
 
 def differences(recorded: str, now: str, may_differ: Collection[str]) -> list[str]:
-    """Every field that differs between two Configs as text, in words.
+    """Describe every field that differs between two Configs given as text.
 
     Fields that the classes of the recorded one have gained since have their defaults. `may_differ`
     are dotted paths that do not count, with everything below them. The recorded one may come from a
@@ -259,7 +259,7 @@ def differences(recorded: str, now: str, may_differ: Collection[str]) -> list[st
 
 
 def flattened(value: object) -> dict[str, object]:
-    """Every leaf of a config as JSON by dotted path; a `$class` is at the path of its object.
+    """Return every leaf of a JSON config by dotted path; a `$class` has the path of its object.
 
     The version of the format is left out.
 

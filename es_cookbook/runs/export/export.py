@@ -69,7 +69,7 @@ def write_export(
 
 
 def _model_card(title: str, replay: Replay, base: tuple[str, str], written: Written) -> str:
-    """A model card for the Hub: origin of the weights, code that loads them, and their result."""
+    """Return a model card for the Hub: origin of the weights, loading code, and results."""
     what = (
         f"The centre of a population after {plural(replay.generation, 'generation')} of evolution "
         f"strategies, as {written.kind}. It was rebuilt from the base model and the run's history"

@@ -105,7 +105,7 @@ class _Place:
 
 
 def _place(directory: Path, final: Path, replay: Replay) -> _Place:
-    """The place of an adapter in a directory that becomes `final`.
+    """Return where an adapter goes and which base it names, in a directory that becomes `final`.
 
     A base that loaders would not find by its name (a GGUF file, a run) is copied into it. So is a
     quantised base, dequantised: PEFT adapts layers with weights, and transformers needs further
@@ -126,7 +126,7 @@ def _place(directory: Path, final: Path, replay: Replay) -> _Place:
 
 
 def plain_base(replay: Replay, parent: Path) -> Path:
-    """The base as a model directory; a quantised one is dequantised into `parent`."""
+    """Return the base as a model directory; a quantised one is dequantised into `parent`."""
     if not is_quantised(replay.model_name):
         return model_directory(replay.model_name)
     (directory := parent / _BASE).mkdir()
@@ -162,7 +162,7 @@ def write_model(
 
 
 def _write_quantised(directory: Path, replay: Replay, final: Path) -> Written:
-    """The quantised checkpoint with what the run moved, in its own format."""
+    """Write the quantised checkpoint in its own format, with the numbers that the run moved."""
     checkpoint = quantised_checkpoint(replay.model_name)
     assert checkpoint is not None, "the space moves what it is made of"
     checkpoint.write(directory, replay.centre_tensors())
@@ -178,7 +178,7 @@ def _write_quantised(directory: Path, replay: Replay, final: Path) -> Written:
 
 
 def _write_dequantised(directory: Path, replay: Replay, final: Path) -> Written:
-    """The same, dequantised."""
+    """Write the checkpoint that the run moved, dequantised."""
     with tempfile.TemporaryDirectory(dir=directory.parent) as quantised:
         _write_quantised(Path(quantised), replay, final)
         BaseFiles(quantised, replay.dtype).write_changed(directory)
@@ -187,7 +187,7 @@ def _write_dequantised(directory: Path, replay: Replay, final: Path) -> Written:
 
 
 def _merged(replay: Replay, adapter: AdapterFactors) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each adapted weight with its adapter added."""
+    """Yield each adapted weight with its adapter added."""
     architecture = load_architecture(replay.model_name)
     names, dtype = set(adapter.targets), dtype_name(replay.dtype)
     base, _ = base_parameters(replay.model_name, architecture, names, dtype)
@@ -198,7 +198,7 @@ def _merged(replay: Replay, adapter: AdapterFactors) -> Iterator[tuple[str, torc
 def _factors(
     replay: Replay, adapter: AdapterFactors
 ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Each adapted weight's name, A and B, as soon as the parameters of both are rebuilt."""
+    """Yield each adapted weight's name, A and B, as soon as the parameters of both are rebuilt."""
     names_of: dict[str, list[str]] = {}
     for name, pair in adapter.targets.items():
         for part in {*pair}:
@@ -232,7 +232,7 @@ def _save_whole(
 
 
 def _write_own_adapter(directory: Path, replay: Replay, place: _Place) -> Written:
-    """The adapter of a run over an adapter."""
+    """Write the adapter of a run over an adapter."""
     adapter = replay.space.adapter
     assert adapter is not None
     factors, rank = _factors(replay, adapter), adapter.lora.rank
@@ -243,7 +243,7 @@ def _write_own_adapter(directory: Path, replay: Replay, place: _Place) -> Writte
 
 
 def _write_vectors(directory: Path, replay: Replay, place: _Place) -> Written:
-    """A soft prompt as a PEFT adapter; vectors of layers as a file, by the layer's name."""
+    """Write a soft prompt as a PEFT adapter, or vectors of layers by the layer's name."""
     vectors, tensors = replay.space.vectors, dict(replay.centre_tensors())
     assert vectors is not None
     if replay.space.num_virtual:
@@ -259,7 +259,7 @@ def _write_vectors(directory: Path, replay: Replay, place: _Place) -> Written:
 
 
 def _write_fitted_adapter(directory: Path, replay: Replay, rank: int, place: _Place) -> Written:
-    """The nearest adapter of a rank to the change of a run over linear weights."""
+    """Write the nearest adapter of a rank to the change of a run over linear weights."""
     infos = {info.name: info for info in replay.infos if info.name in replay.space.shapes}
     left, whole = 0.0, 0.0
 
@@ -282,7 +282,9 @@ def _write_fitted_adapter(directory: Path, replay: Replay, rank: int, place: _Pl
 
 
 def fit(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The nearest product B A of two thin matrices to a matrix: A (rank, columns), B (rows, rank).
+    """Return the two thin matrices whose product B A is nearest to a matrix.
+
+    Their shapes are A (rank, columns) and B (rows, rank).
 
     The best approximation in the Frobenius norm keeps the largest singular values (Eckart and Young
     1936), here shared evenly between B and A. Small matrices get a full singular value
@@ -312,7 +314,7 @@ def fit(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _nearness(rank: int, replay: Replay, error: float) -> str:
-    """The relative error of an adapter of this rank, in words."""
+    """Describe the relative error of an adapter of this rank."""
     exact = exact_rank(replay)
     if rank >= exact:
         return (
@@ -327,7 +329,7 @@ def _nearness(rank: int, replay: Replay, error: float) -> str:
 
 
 def exact_rank(replay: Replay) -> int:
-    """The smallest rank whose adapter surely holds the whole change of a run."""
+    """Return the smallest rank whose adapter is certain to hold the whole change of a run."""
     space, seeds = replay.space, _num_seeds(replay)
     moved = seeds * (space.rank or math.inf)
     most = max(min(moved, *shape) for shape in space.shapes.values()) if seeds else 0

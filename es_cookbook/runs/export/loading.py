@@ -89,12 +89,12 @@ class Lines:
     text: str
 
     def as_markdown(self) -> str:
-        """Its name, and its lines in a block."""
+        """Return the program's name and its lines as a Markdown code block."""
         return f"{self.program}:\n\n```{self.language}\n{self.text}\n```"
 
 
 def of_model(path: Path, dtype: str, packages: str | None = None) -> tuple[Lines, ...]:
-    """Code for a model directory; transformers needs `packages` for a quantised one."""
+    """Return loading code for a model directory; a quantised one needs `packages`."""
     transformers, vllm = "transformers", "vLLM"
     if packages is not None:
         transformers += f", with {packages} installed"
@@ -106,7 +106,7 @@ def of_model(path: Path, dtype: str, packages: str | None = None) -> tuple[Lines
 
 
 def of_adapter(path: Path, base: str, dtype: str, rank: int, in_vllm: bool) -> tuple[Lines, ...]:
-    """Code for a PEFT adapter on its base, a directory or a name on the Hub."""
+    """Return loading code for a PEFT adapter on its base, a directory or a name on the Hub."""
     words = {"path": _text(path), "base": _text(base), "dtype": dtype}
     lines = [Lines("PEFT", "python", _ADAPTER.format(**words))]
     if in_vllm:
@@ -116,11 +116,11 @@ def of_adapter(path: Path, base: str, dtype: str, rank: int, in_vllm: bool) -> t
 
 
 def of_vectors(path: Path, base: str, dtype: str) -> tuple[Lines, ...]:
-    """Code for steering vectors on their base."""
+    """Return loading code for steering vectors on their base."""
     words = {"path": _text(path / VECTORS), "base": _text(base), "dtype": dtype}
     return (Lines("transformers", "python", _VECTORS.format(**words)),)
 
 
 def _text(path: Path | str) -> str:
-    """A path as a Python string literal."""
+    """Return a path as a Python string literal."""
     return json.dumps(str(path), ensure_ascii=False)

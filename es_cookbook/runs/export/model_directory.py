@@ -50,7 +50,7 @@ class BaseFiles:
                 self._places.setdefault(parameter, []).append((file_name, name))
 
     def have(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether every one of these parameters is stored under its own name and shape."""
+        """Return whether each of these parameters is stored under its own name and shape."""
         return all(
             name in self._places and all(tuple(t.shape) == shape for t in self._stored(name))
             for name, shape in shapes.items()
@@ -132,7 +132,7 @@ class BaseFiles:
 
 
 def _name_for(path: Path) -> str:
-    """The name of the safetensors file in place of one of the base's."""
+    """Return the name of the safetensors file that replaces one of the base's files."""
     if path.suffix == ".safetensors":
         return path.name
     return path.with_suffix(".safetensors").name.replace("pytorch_model", "model", 1)

@@ -44,7 +44,7 @@ class RunModels(Format):
 
 
 def run_named(model_name: str) -> tuple[Path, int | None] | None:
-    """The run directory in a model name, and the generation if it has one.
+    """Split a model name into a run directory and, if given, a generation; None if no run.
 
     Raises:
         ModelError: The text after the sign is not a generation.

@@ -67,7 +67,7 @@ class Header:
 
 
 def num_forked(header: Header | None) -> int:
-    """Number of generations of a run that come from another run, from which it was forked."""
+    """Return how many generations of a run come from the run that it was forked from."""
     return header.fork.generation if header and header.fork else 0
 
 
@@ -113,7 +113,7 @@ class Record:
 
 
 def encode(entry: Header | Record) -> bytes:
-    """A header or a record as one line, its newline included."""
+    """Encode a header or a record as one line, including its newline."""
     is_header = isinstance(entry, Header)
     plain = _plain_header(entry) if is_header else _plain_record(entry)
     text = json.dumps({"format": FORMAT_VERSION, **plain}, separators=(",", ":"), allow_nan=False)
@@ -276,7 +276,7 @@ def _check(
 
 
 def _fits(value: object, expected: object) -> bool:
-    """Whether a JSON value has this type, one of a union, or is a list of such values."""
+    """Return whether a JSON value has this type, one of a union, or is a list of such values."""
     origin = get_origin(expected)
     if origin is UnionType:
         return any(_fits(value, each) for each in get_args(expected))

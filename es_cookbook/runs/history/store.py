@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_history(path: Path) -> Iterator[Record]:
-    """The records of a history file in order, without its torn last line if it has one.
+    """Yield the records of a history file in order, without a torn last line.
 
     Changes nothing, so the run may be in progress. Records before a damaged line are yielded before
     the error.
@@ -35,7 +35,7 @@ def read_history(path: Path) -> Iterator[Record]:
 
 
 def read_header(path: Path) -> Header | None:
-    """The header of a history; None if there is no history yet.
+    """Read the header of a history; None if there is no history yet.
 
     Raises:
         HistoryError: As `read_history`, of the first line.
@@ -65,7 +65,7 @@ class Prefix:
         return len(self.records)
 
     def encode(self) -> Iterator[bytes]:
-        """The lines of a history that holds this and no more."""
+        """Yield the lines of a history that holds only these generations."""
         entries = [*([self.header] if self.header else []), *self.records]
         return map(encode, entries)
 
@@ -74,7 +74,9 @@ NOTHING = Prefix()
 
 
 def first_generations(found: Prefix, path: Path, generation: int | None) -> Prefix:
-    """The first generations of a history, all of them if None; damage behind them is ignored.
+    """Return the first generations of a history, all of them if `generation` is None.
+
+    Damage after them is ignored.
 
     Raises:
         HistoryError: Fewer are recorded; says how many of `path`.
@@ -92,7 +94,7 @@ def first_generations(found: Prefix, path: Path, generation: int | None) -> Pref
 
 
 def readable_prefix(path: Path) -> Prefix:
-    """The history as far as it can be read, and the `damage` after that."""
+    """Read a history as far as possible; `damage` is the error after that."""
     header, records, num_bytes, damage = None, list[Record](), 0, None
     try:
         for entry, line_bytes in _read(path):
@@ -107,7 +109,7 @@ def readable_prefix(path: Path) -> Prefix:
 
 
 def _read(path: Path) -> Iterator[tuple[Header | Record, int]]:
-    """The content of each line, and its length in bytes."""
+    """Yield the content of each line, and its length in bytes."""
     try:
         file = opened(path, ANY_SIZE, path.parent)
     except FileNotFoundError:
@@ -144,7 +146,7 @@ def _read(path: Path) -> Iterator[tuple[Header | Record, int]]:
 
 
 def _advice(path: Path, whole: int) -> str:
-    """Advice for a history whose first `whole` generations alone can be read."""
+    """Return advice for a history of which only the first `whole` generations can be read."""
     if not whole:
         return "restore the file from a copy"
     run = path.parent
@@ -211,7 +213,9 @@ class HistoryStore:
 
 
 def header_of(model_name: str, base_dtype: str) -> Header:
-    """The header of a run whose engine holds this base in this dtype; reads all of the base.
+    """Make the header of a run whose engine holds this base in this dtype.
+
+    It reads all of the base.
 
     Raises:
         ModelError: It cannot be read.

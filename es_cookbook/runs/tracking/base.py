@@ -52,7 +52,7 @@ class RunInfo:
     learns: Literal["history", "model"] = "history"
 
     def model_path(self, generations: int) -> Path:
-        """Path of the model after so many generations, for a run without a history.
+        """Return the path of the model after this many generations, for a run without a history.
 
         It exists from its checkpoint until the next one.
         """
@@ -71,14 +71,14 @@ class Tracker:
         """Receive the rollouts of a generation; a tracker may keep some of them."""
 
     def metrics(self) -> Mapping[str, float]:
-        """The tracker's own metrics, logged with every generation."""
+        """Return the tracker's own metrics, which are logged with every generation."""
         return {}
 
     def recorded(self, generations: int) -> None:
-        """Called once so many generations are recorded: the last logs count, and may be shown."""
+        """Handle that this many generations are recorded: the last logs count, and may be shown."""
 
     def finish(self) -> None:
-        """The run is complete: finish all work. Called in a thread."""
+        """Finish all work after the last generation; called in a thread."""
 
     def close(self) -> None:
         """Release files and the terminal, also after a failure; twice is harmless."""

@@ -24,12 +24,12 @@ _COUNTS = {"rollouts": "progress/rollouts", "tokens": "progress/tokens"}
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is shown in percent, as those of Envs are."""
+    """Return whether a metric is shown in percent, as those of Envs are."""
     return "env/" in metric
 
 
 def points(run: RunFiles, metric: str, over: Spent) -> dict[float, float]:
-    """X -> value of a metric, without NaN.
+    """Return a metric's values by position on the x axis, without NaN.
 
     Raises:
         ConfigError: The run did not measure it; names the nearest.
@@ -63,7 +63,7 @@ def _after(row: Mapping[str, float], number: int, before: float, over: Spent) ->
 def shared_points(
     runs: Sequence[RunFiles], metric: str, over: Spent
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """`x_M` and `values_R_M` of some runs, at the points that all of them have.
+    """Return `x_M` and `values_R_M` of some runs, at the points that all of them have.
 
     Seconds differ between runs, so the n-th measurements are placed at their mean.
 
@@ -86,7 +86,7 @@ def shared_points(
 
 
 def table(groups: Mapping[str, Sequence[RunFiles]], metric: str) -> str:
-    """A line per group of runs as Markdown: final metric and cost.
+    """Return a Markdown table with the final metric and the cost of each group of runs.
 
     Raises:
         ConfigError: A run did not measure the metric, or does not count rollouts and time.
@@ -103,7 +103,7 @@ def _cells(runs_R: Sequence[RunFiles], metric: str) -> list[str]:
 
 
 def _costs(run: RunFiles) -> tuple[float, float]:
-    """Rollouts, and seconds per generation."""
+    """Return the rollouts of a run, and its seconds per generation."""
     seconds = [row["time/total"] for row in run.metrics if "time/total" in row]
     rollouts = run.metrics[-1].get("progress/rollouts", math.nan) if seconds else math.nan
     if math.isnan(rollouts):
@@ -112,7 +112,7 @@ def _costs(run: RunFiles) -> tuple[float, float]:
 
 
 def mean_and_range(values_R: Sequence[float], share: bool = True) -> str:
-    """`mean (lowest … highest)` over runs; a share is in percent."""
+    """Return `mean (lowest … highest)` over runs as text; a share is in percent."""
     mean, low, high = fmean(values_R), min(values_R), max(values_R)
     if share:
         return f"{100 * mean:.1f} % ({100 * low:.1f} … {100 * high:.1f})"

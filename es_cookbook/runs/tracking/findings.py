@@ -76,14 +76,14 @@ class Findings:
         return kind not in self._told or self._taken - self._told[kind] >= _WINDOW
 
     def _nothing(self, row: _Row) -> str:
-        """Reported only if most of the last generations had no signal."""
+        """Describe a lack of signal, if most of the last generations had none."""
         found = self._no_signal(row)
         if "reward/mean" in row:
             self._had_no_signal.append(bool(found))
         return found if 2 * sum(self._had_no_signal) > len(self._had_no_signal) else ""
 
     def _no_signal(self, row: _Row) -> str:
-        """The reason for a generation without a signal."""
+        """Return the reason why a generation has no signal; "" if it has one."""
         known = self._too_far() or self._fallen()
         now = f" (now {row['optimizer/sigma']:g})" if "optimizer/sigma" in row else ""
         more = f"raise optimizer.sigma{now}, or ask more problems per generation; {_SEE}"
@@ -104,14 +104,14 @@ class Findings:
         return ""
 
     def _has_not_risen(self) -> bool:
-        """Whether the centre is no better than at the start, after two or more evaluations."""
+        """Return whether two or more evaluations show the centre no better than at the start."""
         if len(self._held_out) < 2:
             return False
         first, last = self._held_out[0], self._held_out[-1]
         return last[REWARD] <= max(first[REWARD], first.get(_HIGH, -math.inf))
 
     def _too_far(self) -> str:
-        """Advice if perturbations broke the centre that was evaluated last."""
+        """Return advice if perturbations broke the centre that was evaluated last."""
         both = self._of_both
         if "optimizer/sigma" not in both:
             return ""
@@ -125,7 +125,7 @@ class Findings:
         )
 
     def _fallen(self) -> str:
-        """Advice if the interval of the last evaluation is below that of the best one."""
+        """Return advice if the interval of the last evaluation is below that of the best one."""
         if len(self._held_out) < 2:
             return ""
         best, last = max(self._held_out, key=lambda row: row[REWARD]), self._held_out[-1]
@@ -137,14 +137,17 @@ class Findings:
         )
 
     def _cut(self, row: _Row) -> str:
-        """Nothing if the centre's own answers are not cut: perturbations make them long."""
+        """Return advice about cut answers.
+
+        It is "" if the centre's own answers are not cut, because perturbations make answers long.
+        """
         of_centre = self._held_out[-1].get("test/rollouts/truncated") if self._held_out else None
         is_es = "optimizer/sigma" in row
         return "" if is_es and of_centre is not None and of_centre <= _MANY else cut_answers(row)
 
 
 def cut_answers(row: _Row) -> str:
-    """Advice if many answers were cut, depending on how they look; else "".
+    """Return advice, by how they look, if many answers were cut; else "".
 
     >>> cut_answers({"rollouts/truncated": 0.9, "rollouts/ran_on": 0.1}).partition(": ")[2]
     'raise it, or ask for shorter answers'
@@ -162,7 +165,7 @@ def cut_answers(row: _Row) -> str:
 
 
 def all_findings(rows: Sequence[_Row]) -> Iterator[str]:
-    """One sentence for each kind of finding, with the generations in which it was found."""
+    """Yield one sentence for each kind of finding, with the generations that have it."""
     found = Findings()
     when: dict[str, list[int]] = {}
     last: dict[str, str] = {}

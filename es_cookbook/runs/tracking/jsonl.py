@@ -118,7 +118,9 @@ class _JsonlTracker(Tracker):
 
 
 def reported_key(key: str) -> str:
-    """The key of the number of answers in a mean; rows have it if some answers lack the metric.
+    """Return the key that counts the answers in a mean.
+
+    Rows have it if some answers lack the metric.
 
     >>> reported_key("env/all/correct"), reported_key("test/reward/mean")
     ('reported/env/all/correct', 'test/reported/reward/mean')
@@ -128,7 +130,7 @@ def reported_key(key: str) -> str:
 
 
 def reported(metrics: Mapping[str, float], key: str) -> str:
-    """The number of answers in a mean, in words; empty if it includes all of them.
+    """Return the number of answers in a mean, in words; "" if it includes all of them.
 
     >>> reported({"env/all/correct": 0.9, "reported/env/all/correct": 29.0}, "env/all/correct")
     'of 29 answers'
@@ -142,7 +144,7 @@ def _line(value: object) -> bytes:
 
 
 def finite(value: object) -> object:
-    """The value with every number that JSON cannot write replaced by None."""
+    """Return the value with None in place of every number that JSON cannot write."""
     if isinstance(value, dict):
         entries = cast("dict[str, object]", value)
         return {key: finite(entry) for key, entry in entries.items()}
@@ -169,7 +171,7 @@ class Result:
     last: Mapping[str, float]
 
     def gain(self, key: str = CORRECT) -> str:
-        """A metric's first and last value in words, and pass@k of the largest k if measured.
+        """Describe a metric's first and last value, and pass@k of the largest k if measured.
 
         Shares (keys under `test/env/` and `test/pass@`) are compared in points. If the metric was
         not measured, `test/reward/mean` or `reward/mean` takes its place.
@@ -196,7 +198,7 @@ class Result:
 
 
 def result_of(log_path: Path, rows: Sequence[Mapping[str, float]] | None = None) -> Result:
-    """The result of the run in a directory so far; `rows` are its metrics, read if None.
+    """Return the result so far of the run in a directory; `rows` are its metrics, read if None.
 
     Raises:
         HistoryError: Its metrics are damaged.
@@ -215,7 +217,7 @@ def result_of(log_path: Path, rows: Sequence[Mapping[str, float]] | None = None)
 
 
 def elapsed(seconds: float, rows: Sequence[Mapping[str, float]], since: float) -> str:
-    """The wall time of a process that trained, and the part of it spent in generations.
+    """Describe the wall time of a process that trained, and the share spent in generations.
 
     Args:
         seconds: total time: start, loading, evaluations and generations.
@@ -230,7 +232,7 @@ def elapsed(seconds: float, rows: Sequence[Mapping[str, float]], since: float) -
 
 
 def duration_in_words(seconds: float) -> str:
-    """A duration in the unit that fits.
+    """Return a duration as text, in the unit that fits.
 
     >>> duration_in_words(12), duration_in_words(90), duration_in_words(7200)
     ('12 s', '1.5 min', '2.0 h')

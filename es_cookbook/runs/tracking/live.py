@@ -160,7 +160,7 @@ class LiveTracker(Tracker):
 
 
 def line_of(which: str, metrics: Mapping[str, float], left: str = "") -> str:
-    """A generation in a line of at most `_COLUMNS` columns; facts that do not fit are left out.
+    """Return a generation as a line of at most `_COLUMNS` columns, without facts that do not fit.
 
     >>> line_of("finished", {"reward/mean": 0.25, "test/reward/mean": 0.5, "test/problems": 40.0})
     'finished  reward 0.250  held-out reward 0.500  40 held-out problems'
@@ -182,7 +182,7 @@ def line_of(which: str, metrics: Mapping[str, float], left: str = "") -> str:
 
 
 def _shown(metrics: Mapping[str, float], keys: Sequence[str]) -> Iterator[str]:
-    """Values of the measured metrics, with their intervals."""
+    """Return the measured metrics as text, with their intervals."""
     for key in keys:
         if key in metrics:
             sure = ", ".join(filter(None, (reported(metrics, key), interval(metrics, key))))
@@ -190,7 +190,7 @@ def _shown(metrics: Mapping[str, float], keys: Sequence[str]) -> Iterator[str]:
 
 
 def pace(metrics: Mapping[str, float]) -> list[str]:
-    """Speed, length and cut share of the answers of a generation.
+    """Return the speed, the length and the cut share of a generation's answers as texts.
 
     >>> pace({"throughput/answers_per_second": 46.4, "rollouts/mean_tokens": 11.8})
     ['46 answers/s', '12 tokens an answer']
@@ -206,7 +206,7 @@ def pace(metrics: Mapping[str, float]) -> list[str]:
 
 
 def so_far(now: Rollouts, of: int) -> str:
-    """Rollouts in progress: number done, mean reward, time left."""
+    """Describe rollouts in progress: number done, mean reward, time left."""
     what = "held-out" if now.generation is None else f"generation {now.generation + 1}/{of}"
     done = f"{now.num_done:,}" if now.num_done else "none"
     found = [f"{done} of {plural(now.count, 'answer')} after {duration_in_words(now.seconds)}"]
@@ -220,7 +220,7 @@ def so_far(now: Rollouts, of: int) -> str:
 
 
 def interval(metrics: Mapping[str, float], key: str) -> str:
-    """The 95 % interval of a held-out mean; empty if it was not measured.
+    """Return the 95 % interval of a held-out mean as text; "" if it was not measured.
 
     >>> interval({"test/low/reward/mean": 0.1, "test/high/reward/mean": 0.35}, "test/reward/mean")
     '0.100 to 0.350'
@@ -232,7 +232,7 @@ def interval(metrics: Mapping[str, float], key: str) -> str:
 
 
 def label(key: str) -> str:
-    """A short label for a metric's key.
+    """Return a short label for a metric's key.
 
     >>> label("test/env/all/correct"), label("reward/max_genome"), label("env/all/format")
     ('held-out correct', 'best genome', 'format')
@@ -251,7 +251,7 @@ def label(key: str) -> str:
 
 
 def number(value: float) -> str:
-    """A measured value with a useful number of digits.
+    """Format a measured value with a useful number of digits.
 
     >>> number(0.58249), number(-212.34), number(1_234_567.0), number(math.nan)
     ('0.582', '-212.3', '1.2M', 'nan')
@@ -261,7 +261,7 @@ def number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a clock.
+    """Format seconds as a clock.
 
     >>> duration(65), duration(3_725), duration(math.nan)
     ('1:05', '1:02:05', '-:--')
@@ -274,7 +274,7 @@ def duration(seconds: float) -> str:
 
 
 def compact(number: float) -> str:
-    """A count in at most five characters or so.
+    """Format a count in about five characters.
 
     >>> compact(950), compact(12_345), compact(3_210_000), compact(-1.7e308)
     ('950', '12.3k', '3.2M', '-1.7e+308')

@@ -91,7 +91,7 @@ class RunFiles:
     def rollouts(
         self, on_damage: Callable[[str], None] | None = None
     ) -> Iterator[dict[str, object]]:
-        """Yields the lines of `rollouts.jsonl`; `on_damage` gets a sentence about skipped lines."""
+        """Yield the lines of `rollouts.jsonl`; `on_damage` gets a sentence about skipped lines."""
         damage: list[str] = []
         yield from read_rows(self.path / ROLLOUTS, _rollout, damage)
         for problem in _shortened(damage, self.path / ROLLOUTS):
@@ -127,7 +127,7 @@ def read_run(log_path: Path) -> RunFiles:
 
 
 def _config(recorded: Recorded) -> tuple[dict[str, object], list[str]]:
-    """The Config as plain values, and the problem with it, if any."""
+    """Read the Config as plain values, and the problem with it, if any."""
     log_path, (fields, problem) = recorded.log_path, recorded.fields
     try:
         if not problem:
@@ -143,7 +143,7 @@ def _config(recorded: Recorded) -> tuple[dict[str, object], list[str]]:
 
 
 def _chosen(header: Header | None) -> Mapping[str, object]:
-    """Values that the run found for options that are `auto`, by path in the Config."""
+    """Return values that the run found for options that are `auto`, by path in the Config."""
     if header is None:
         return {}
     found = {f"optimizer.{name}": value for name, value in header.found.items()}
@@ -173,14 +173,14 @@ def _rollout(found: object) -> dict[str, object]:
 
 
 def _shortened(damage: Sequence[str], path: Path) -> Sequence[str]:
-    """The first problem with a file, and the number of others."""
+    """Return the first problem with a file, and the number of others."""
     if len(damage) < 2:
         return damage
     return [damage[0], f"{path}: {plural(len(damage) - 1, 'more damaged line')} left out"]
 
 
 def is_of_training(path: str) -> bool:
-    """Whether a field of a Config, by dotted path, changes what is trained.
+    """Return whether a field of a Config, by dotted path, changes what is trained.
 
     >>> is_of_training("optimizer.sigma"), is_of_training("trackers.jsonl")
     (True, False)
@@ -189,7 +189,7 @@ def is_of_training(path: str) -> bool:
 
 
 def task_of(config: Mapping[str, object]) -> str:
-    """The task of a run, for a title; "unknown task" if its Config does not say.
+    """Return the task of a run for a title; "unknown task" if its Config does not say.
 
     >>> task_of({"dataset": "es_cookbook.recipes.countdown.dataset:CountdownDatasetBuilder"})
     'Countdown'
@@ -205,7 +205,7 @@ def task_of(config: Mapping[str, object]) -> str:
 
 
 def recipe_of(config: Mapping[str, object]) -> str | None:
-    """The recipe whose problems a run trains on; None for other problems."""
+    """Return the recipe whose problems a run trains on; None for other problems."""
     for part in ("", "dataset"):
         if found := _RECIPE.fullmatch(str(config.get(part))):
             return found[1]
@@ -213,7 +213,7 @@ def recipe_of(config: Mapping[str, object]) -> str | None:
 
 
 def class_name(text: object) -> str:
-    """The class in "module:Class"; "" for any other value.
+    """Return the class in "module:Class"; "" for any other value.
 
     >>> class_name("es_cookbook.evolution.optimizers.es:ES")
     'ES'
@@ -222,7 +222,7 @@ def class_name(text: object) -> str:
 
 
 def method_of(run: RunFiles) -> str:
-    """The method that trained a run: the optimizer of evolution strategies, or which gradients."""
+    """Return the method that trained a run: the optimizer, or the kind of gradients."""
     config = run.config
     if not run.is_gradient:
         return class_name(config.get("optimizer")) or "ES"
