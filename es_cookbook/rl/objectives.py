@@ -69,7 +69,7 @@ class Outcomes:
     solved_T: Sequence[float] = ()
 
     def values(self, metric: str, option: str) -> NDArray[np.float64]:
-        """An Env metric, or the reward if it is `REWARD`; `option` is where the user named it.
+        """Return an Env metric, or the reward for `REWARD`; `option` is where the user named it.
 
         Raises:
             ConfigError: No Env reports it; names the nearest.
@@ -89,7 +89,7 @@ class Outcomes:
 def outcomes(
     groups_P: Sequence[TrajectoryGroup], generation: int = 0, solved_T: Sequence[float] = ()
 ) -> Outcomes:
-    """The outcomes of groups, as arrays."""
+    """Return the outcomes of groups as arrays."""
     rewards_P_G_K = np.array([group.rewards_G_K for group in groups_P], dtype=np.float64)
     tokens_P_G_K = np.full(rewards_P_G_K.shape, np.nan)
     metrics: dict[str, NDArray[np.float64]] = {}
@@ -109,7 +109,7 @@ def outcomes(
 def pass_at_k(
     attempts: NDArray[np.int64], solved: NDArray[np.int64], k: int
 ) -> NDArray[np.float64]:
-    """Unbiased 1 − C(n − c, k)/C(n, k) of n attempts with c solved; NaN where n < k.
+    """Estimate 1 − C(n − c, k)/C(n, k) for n attempts with c solved; NaN where n < k.
 
     As a product, so that no binomial coefficient is ever formed.
 
@@ -123,7 +123,7 @@ def pass_at_k(
 
 
 def max_of_k(rewards_P_G_K: NDArray[np.float64], k: int) -> NDArray[np.float64]:
-    """Unbiased expected maximum of k of the attempts that were not lost; NaN where there are fewer.
+    """Estimate the expected maximum of k attempts without bias; NaN where fewer are left.
 
     >>> max_of_k(np.array([[[0.0, 3.0, 1.0], [5.0, np.nan, 7.0]]]), k=2)
     array([[2.33333333, 7.        ]])
@@ -159,7 +159,7 @@ class Objective(ABC):
         return any(isinstance(part, Objective) and part.follows_results for part in parts)
 
     def metrics(self, outcomes: Outcomes) -> Metrics:
-        """Metrics `objective/...` of a generation; by default none."""
+        """Return metrics `objective/...` of a generation; none by default."""
         del outcomes
         return {}
 
@@ -175,7 +175,7 @@ class Objective(ABC):
 
     @abstractmethod
     def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
-        """`scores_P_G`; NaN where too few attempts were left.
+        """Return `scores_P_G`, with NaN where too few attempts were left.
 
         Raises:
             ConfigError: A metric that no Env reports.
@@ -238,7 +238,7 @@ class PassAtK(MaxOfK):
         return () if self.metric == REWARD else (self.metric,)
 
     def solved(self, outcomes: Outcomes) -> NDArray[np.bool_]:
-        """Whether each attempt solved its problem, `solved_P_G_K`; no lost one did.
+        """Return whether each attempt solved its problem, `solved_P_G_K`; False for lost ones.
 
         Raises:
             ConfigError: No Env reports the metric.
@@ -261,7 +261,7 @@ class AnswerSource(ABC):
 
     @abstractmethod
     def sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """The centre's sampling parameters, given the run's.
+        """Return the centre's sampling parameters, given the run's.
 
         Raises:
             ConfigError: It cannot.
@@ -279,7 +279,7 @@ class AnswerSource(ABC):
     async def problem(
         self, asked: EnvGroupBuilder, answered: TrajectoryGroup, tokenizer: Tokenizer
     ) -> EnvGroupBuilder:
-        """The answers that genomes score in place of a problem, as a problem.
+        """Return the answers that genomes score in place of a problem, as a problem.
 
         Args:
             asked: the problem.

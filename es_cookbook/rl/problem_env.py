@@ -89,7 +89,7 @@ class ProblemEnv(ProvableEnv):
         return self.grade(text)
 
     async def initial_observation(self) -> Observation:
-        """The question; nothing of it need be kept once it is answered."""
+        """Return the question; engines need keep nothing of it after the answer."""
         return dataclasses.replace(self.observation, is_last=True)
 
     async def step(self, action: Action) -> StepResult:
@@ -121,7 +121,7 @@ class ProblemGroupBuilder(EnvGroupBuilder):
     contents: tuple[int, ...] = ()
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
-        """Fresh Envs that share nothing but the problem."""
+        """Make Envs that share nothing but the problem."""
         return EnvGroup([self.make_env() for _ in range(num_envs)])
 
     @property
@@ -153,7 +153,7 @@ class ProblemGroupBuilder(EnvGroupBuilder):
                 await self._check_gold(self.gold, context_length)
 
     async def prompt_length(self, context_length: int = 2**20) -> int | None:
-        """Tokens of its first prompt; None where only a rollout can tell.
+        """Return the tokens of the first prompt; None if only a rollout can tell.
 
         Raises:
             DataError: The Env has no first prompt; names the problem.
@@ -166,7 +166,7 @@ class ProblemGroupBuilder(EnvGroupBuilder):
 
     @contextlib.contextmanager
     def _named(self) -> Generator[None]:
-        """Inside, an Env's error is one of the data, with the problem's name and own lines."""
+        """Turn an Env's error in the block into a `DataError` with the problem's name."""
         try:
             yield
         except EnvError as error:
@@ -217,7 +217,7 @@ class ProblemGroupBuilder(EnvGroupBuilder):
 def with_gold(
     asked: EnvGroupBuilder, use: str
 ) -> tuple[ProblemGroupBuilder, str | tuple[str, ...]]:
-    """The problem and its gold answer, if it has one.
+    """Return the problem and its gold answer.
 
     Args:
         asked: any problem.
@@ -247,7 +247,7 @@ def check_prompt(name: str, length: int, context_length: int) -> None:
 
 
 def told_stop(sampling: SamplingParams, problems_P: Sequence[EnvGroupBuilder]) -> str:
-    """A sentence about where answers end, if the problems decide it; else nothing."""
+    """Return a sentence about where answers end, if the problems decide it; else ""."""
     found = {getattr(problem, "usual_stop", ()) for problem in problems_P}
     if sampling.stop is not None or found != {NEWLINE}:
         return ""
@@ -258,7 +258,7 @@ def told_stop(sampling: SamplingParams, problems_P: Sequence[EnvGroupBuilder]) -
 
 
 def digest_of(content: str | Sequence[int]) -> int:
-    """64 bits (BLAKE2b) that stand for a text, or for a prompt's tokens."""
+    """Return a 64-bit hash (BLAKE2b) of a text, or of a prompt's tokens."""
     is_text = isinstance(content, str)
     data = content.encode("utf-8", "replace") if is_text else array("q", content).tobytes()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
@@ -277,28 +277,28 @@ class TrainedOn:
 
     @staticmethod
     def of(digests_P: Iterable[tuple[int, ...]]) -> "TrainedOn | None":
-        """The digests of all problems; None if there are none, or a problem has none."""
+        """Collect the digests of all problems; None if there are none, or a problem has none."""
         found_P = list(digests_P)
         if not found_P or not all(found_P):
             return None
         return TrainedOn(np.unique(np.array([*itertools.chain(*found_P)], np.uint64)))
 
     def and_of(self, other: "TrainedOn") -> "TrainedOn":
-        """The union of both."""
+        """Return the union of both."""
         return TrainedOn(np.union1d(self.digests, other.digests))
 
     def overlap(self, digests_P: Iterable[tuple[int, ...]]) -> int | None:
-        """The number of problems that are among them; None if one has no digests."""
+        """Count the problems that are among them; None if one has no digests."""
         found_P, known = list(digests_P), set(self.digests.tolist())
         return sum(not known.isdisjoint(each) for each in found_P) if all(found_P) else None
 
     def encode(self) -> bytes:
-        """A header line, then 8 bytes per digest, little-endian, sorted."""
+        """Return a header line, then 8 bytes per digest, little-endian, sorted."""
         return _MAGIC + self.digests.astype(_DIGEST).tobytes()
 
     @staticmethod
     def decode(data: bytes) -> "TrainedOn | None":
-        """The inverse of `encode`; None for any other data."""
+        """Read the digests that `encode` wrote; None for any other data."""
         found = data.removeprefix(_MAGIC)
         if len(found) == len(data) or len(found) % _DIGEST.itemsize:
             return None
@@ -313,7 +313,7 @@ _MOST_FRAMES = 6
 
 
 def own_frames(trace: str) -> str:
-    """The frames of the first exception of a traceback that are in the user's own files.
+    """Return the frames of a traceback's first exception that are in the user's own files.
 
     Frames of this package and of libraries are left out. Endless recursion shows its
     first and last frames.

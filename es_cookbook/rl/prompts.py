@@ -35,7 +35,7 @@ def render_prompt(
     before: "Sequence[Message]" = (),
     tools: "Sequence[ToolSchema]" = (),
 ) -> tuple[int, ...]:
-    """The prompt as tokens.
+    """Return the prompt as tokens.
 
     With `chat` a chat up to the assistant's turn, by the tokenizer's own template, if it has one;
     else plain text, in which a blank line separates the system message from the question. The name
@@ -77,7 +77,10 @@ def render_prompt(
 def render_observation(
     tokenizer: Tokenizer, question: str, *, chat: bool, prefill: str = ""
 ) -> Observation:
-    """The prompt of `render_prompt` as an observation, with the thought that it opens."""
+    """Return the prompt of `render_prompt` as an observation.
+
+    The observation names the thought that the prompt opens.
+    """
     tokens_T = render_prompt(tokenizer, question, chat=chat, prefill=prefill)
     return Observation(tokens_T, opened=opened_thought(tokenizer, tokens_T, prefill))
 
@@ -89,7 +92,7 @@ def _chat(
     before: "Sequence[Message]",
     tools: "Sequence[ToolSchema]",
 ) -> str:
-    """The text of a chat up to the assistant's turn."""
+    """Return the text of a chat up to the assistant's turn."""
     from es_cookbook.rl.messages.chat import Renderer
     from es_cookbook.rl.messages.message import Message, with_system
     from es_cookbook.rl.messages.template import ChatTemplate

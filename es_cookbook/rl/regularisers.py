@@ -52,7 +52,7 @@ class Regulariser(ABC):
         return
 
     def trained_on(self, tokenizer: Tokenizer) -> Iterable[tuple[int, ...]]:
-        """Digests of problems whose right answers it uses, as for a training set."""
+        """Return digests of problems whose right answers it uses, as for a training set."""
         del tokenizer
         return ()
 
@@ -71,6 +71,6 @@ class Regulariser(ABC):
         run_seed: int,
         test_P: Sequence[EnvGroupBuilder],
     ) -> Sequence[EnvGroupBuilder]:
-        """Its problems at which the centre is measured with the held-out ones; by default none."""
+        """Return its problems that are measured with the held-out ones; none by default."""
         del tokenizer, context_length, run_seed, test_P
         return ()

@@ -172,18 +172,18 @@ def checked_group_rewards(
 
 
 def mean_rewards(groups_P: Sequence[TrajectoryGroup]) -> NDArray[np.float64]:
-    """`rewards_P_G`: a genome's mean over the attempts that were not lost; NaN without any."""
+    """Return `rewards_P_G`, a genome's mean over attempts that were not lost; NaN without any."""
     return mean_over_attempts(np.array([group.rewards_G_K for group in groups_P], dtype=np.float64))
 
 
 def mean_of(values: Sequence[float]) -> float:
-    """The mean of those that are not NaN, correctly rounded; NaN without any."""
+    """Return the mean of the values that are not NaN, correctly rounded; NaN without any."""
     present = [value for value in values if math.isfinite(value)]
     return math.fsum(present) / len(present) if present else math.nan
 
 
 def reward_and_solved(group: TrajectoryGroup, metric: str) -> tuple[float, float]:
-    """A group's mean reward, and mean of a metric, or of the reward where that is not reported.
+    """Return a group's mean reward, and the mean of a metric, or of the reward without it.
 
     To `_DECIMALS` decimals, so that a number is the same just measured and read from a history.
     """
@@ -198,7 +198,7 @@ def reward_and_solved(group: TrajectoryGroup, metric: str) -> tuple[float, float
 
 
 def mean_over_attempts(rewards_P_G_K: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Means over the last axis, NaN left out; NaN without any."""
+    """Average over the last axis without NaN; NaN if nothing is left."""
     present_P_G_K = ~np.isnan(rewards_P_G_K)
     count_P_G = present_P_G_K.sum(axis=2)
     total_P_G = np.where(present_P_G_K, rewards_P_G_K, 0.0).sum(axis=2)
@@ -206,7 +206,7 @@ def mean_over_attempts(rewards_P_G_K: NDArray[np.float64]) -> NDArray[np.float64
 
 
 def env_metrics(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """Means of the metrics: `env/all/<metric>` and, by tag, `env/<tag>/<metric>`.
+    """Average the metrics: `env/all/<metric>` and, by tag, `env/<tag>/<metric>`.
 
     They come from the Envs and from group rewards. A metric's value for one rollout is its mean
     over the steps that report it; its mean is over the rollouts that report it. Where some rollouts
@@ -230,7 +230,7 @@ def env_metrics(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
 
 
 def rollout_metrics(group: TrajectoryGroup, g: int, k: int) -> Metrics:
-    """The metrics of a finished rollout: its own and those of its group reward."""
+    """Return the metrics of a finished rollout: its own and those of its group reward."""
     trajectory = group.trajectories_G_K[g][k]
     own = _mean_over_steps(trajectory) if isinstance(trajectory, Trajectory) else {}
     if group.group_rewards_G_K is None:
@@ -239,7 +239,7 @@ def rollout_metrics(group: TrajectoryGroup, g: int, k: int) -> Metrics:
 
 
 def _reports(group: TrajectoryGroup) -> Iterable[Metrics]:
-    """The metrics of each rollout that finished."""
+    """Yield the metrics of each rollout that finished."""
     for g, trajectories_K in enumerate(group.trajectories_G_K):
         for k, trajectory in enumerate(trajectories_K):
             if isinstance(trajectory, Trajectory):
@@ -262,12 +262,12 @@ def _by_metric(reports: Iterable[Metrics]) -> dict[str, list[float]]:
 
 
 def count_tokens(groups_P: Sequence[TrajectoryGroup]) -> int:
-    """Tokens sampled in the rollouts that finished."""
+    """Count the tokens sampled in the rollouts that finished."""
     return sum(t.num_tokens for t in _trajectories(groups_P) if isinstance(t, Trajectory))
 
 
 def count_answers(groups_P: Sequence[TrajectoryGroup]) -> int:
-    """Actions in the rollouts that finished."""
+    """Count the actions in the rollouts that finished."""
     finished = (t for t in _trajectories(groups_P) if isinstance(t, Trajectory))
     return sum(len(trajectory.transitions) for trajectory in finished)
 
@@ -275,7 +275,7 @@ def count_answers(groups_P: Sequence[TrajectoryGroup]) -> int:
 def answer_lengths(
     groups_P: Sequence[TrajectoryGroup], problems_P: Sequence[EnvGroupBuilder] = ()
 ) -> dict[str, float]:
-    """Lengths of answers, and the share that was cut; empty without answers.
+    """Measure the lengths of answers, and the share that was cut; empty without answers.
 
     `rollouts/truncated` is the share of answers that reached `sampling.max_tokens`, or the end of
     the context; `rollouts/mean_tokens` and `rollouts/p95_tokens` are the mean length in sampled
@@ -314,7 +314,7 @@ def _is_cut(step: Transition) -> bool:
 
 
 def runs_on(text: str, gold: str | None) -> bool:
-    r"""Whether an answer has more lines behind a first one that is an answer by itself.
+    r"""Return whether an answer has more lines behind a first one that is already an answer.
 
     >>> runs_on(" 42\nQ: 3 + 4?\nA: 7", "41"), runs_on("First add the tens: 30\nthen", "41")
     (True, False)
@@ -330,13 +330,13 @@ def runs_on(text: str, gold: str | None) -> bool:
 
 
 def gold_of(problem: EnvGroupBuilder) -> str | None:
-    """A problem's gold answer, if it has one of one turn."""
+    """Return a problem's gold answer, if it has one of one turn."""
     gold = getattr(problem, "gold", None)
     return gold if isinstance(gold, str) else None
 
 
 def lost_rollouts(groups_P: Sequence[TrajectoryGroup]) -> list[LostRollout]:
-    """The rollouts that were lost, problem by problem, genome by genome."""
+    """Return the rollouts that were lost, problem by problem, genome by genome."""
     return [t for t in _trajectories(groups_P) if isinstance(t, LostRollout)]
 
 
@@ -369,7 +369,7 @@ class Example:
 
 
 def sequences_of(trajectory: Trajectory, weight: float) -> list[Example]:
-    """A rollout: one sequence of all turns, and another wherever a prompt does not go on from it.
+    """Return a rollout as sequences; a prompt that does not continue the last begins another.
 
     The model's own tokens have a loss, where their log-probabilities are known. Those that an Env
     had sampled in another way (`Env.act`) have none.
@@ -400,7 +400,9 @@ def sequences_of(trajectory: Trajectory, weight: float) -> list[Example]:
 
 
 def readings_of(trajectory: Trajectory, weight: float) -> list[Example]:
-    """Texts that an Env had the model read for its reward; the weight is on a text's mean token.
+    """Return the texts that an Env had the model read for its reward, as examples.
+
+    The weight is on a text's mean token.
 
     The gradient of the sequences is that of `weight` times the mean log-probability.
     """
@@ -424,12 +426,15 @@ _REAL = (float, int, Real)
 
 
 def is_measured(value: object) -> bool:
-    """Whether a value can be a reward or a metric: a number whose sums of squares are finite."""
+    """Return whether a value can be a reward or a metric.
+
+    It must be a number whose sums of squares are finite.
+    """
     return isinstance(value, _REAL) and _size(value) <= _LARGEST
 
 
 def shown(found: object, longest: int = 80) -> str:
-    """The type and value that were found instead of such a number."""
+    """Describe a value that is not such a number, with its type."""
     text = repr(found)
     text = text if len(text) <= longest else f"{text[: longest - 1]}…"
     is_large = isinstance(found, _REAL) and text[-3:] not in ("inf", "nan")

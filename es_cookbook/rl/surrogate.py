@@ -74,7 +74,10 @@ class Surrogate(AnswerSource):
 
     @override
     def sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """Temperature 1 without top-p: the gradient is that of the whole distribution."""
+        """Return the parameters with temperature 1.
+
+        The gradient is that of the whole distribution, so top-p must be 1.
+        """
         if sampling.temperature not in (0.0, 1.0) or sampling.top_p != 1:
             raise ConfigError(
                 f"sampling.temperature={sampling.temperature:g} sampling.top_p={sampling.top_p:g}: "
@@ -143,7 +146,7 @@ class GoldAnswers(AnswerSource):
 
 
 def group_weights(rewards_K: Sequence[float], *, normalise: bool) -> list[float]:
-    """Rewards minus their mean, divided by their (population) standard deviation if `normalise`.
+    """Return rewards minus their mean, if `normalise` over their (population) deviation.
 
     >>> group_weights([0.0, 1.0, 0.0, 1.0], normalise=False)
     [-0.5, 0.5, -0.5, 0.5]
@@ -174,7 +177,7 @@ class _AnswersEnv(Env):
         return Action((), "", "stop")
 
     async def step(self, action: Action) -> StepResult:
-        """The sum over answers of weight times log-probability."""
+        """Return the sum over answers of weight times log-probability."""
         scored: list[float] = []
         for weight, spans in self.answers:
             logprobs = [await self.policy.logprobs(before_T, said_T) for before_T, said_T in spans]
@@ -183,7 +186,7 @@ class _AnswersEnv(Env):
 
 
 def learned_spans(answer: Example) -> Iterator[tuple[int, int]]:
-    """The spans of tokens with a loss; the first token never has one.
+    """Yield the spans of tokens with a loss; the first token never has one.
 
     >>> list(learned_spans(Example((5, 6, 7, 8, 9), (True, True, False, True, True))))
     [(1, 2), (3, 5)]
@@ -213,7 +216,7 @@ class AnswersProblem(EnvGroupBuilder):
         return False
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
-        """Envs that score the answers; spans are computed once."""
+        """Make Envs that score the answers; spans are computed once."""
         answers: list[_Weighted] = []
         for each in self.answers:
             tokens_T = each.tokens_T

@@ -44,7 +44,7 @@ _warned: set[str] = set()
 
 
 def clock_stopped() -> contextlib.AbstractContextManager[None]:
-    """Inside, the clock of the current rollout, if any, is stopped."""
+    """Stop the clock of the current rollout, if there is one, for a block."""
     clock = _clock.get()
     return contextlib.nullcontext() if clock is None else clock.stopped()
 
@@ -60,7 +60,7 @@ async def in_turn(kind: str, at_once: int) -> AsyncGenerator[None]:
 
 
 async def turn(kind: str, at_once: int) -> Callable[[], None]:
-    """Like `in_turn`, for work that outlives the caller; returns the function that ends it."""
+    """Wait as `in_turn` for work that outlives the caller; returns the function that ends it."""
     semaphores = _semaphores.get({})
     _semaphores.set(semaphores)
     semaphore = semaphores.setdefault((kind, at_once), asyncio.Semaphore(at_once))
@@ -179,7 +179,7 @@ class Clock:
 
     @contextlib.contextmanager
     def running(self) -> Generator[None]:
-        """Inside, the clock runs; the block ends quietly if it is overdue."""
+        """Run the clock for a block, which ends quietly if it is overdue."""
         with anyio.CancelScope() as self._scope:
             self.watch.clocks.add(self)
             self.cancel_if_stopping()
@@ -207,7 +207,10 @@ class Clock:
 
     @contextlib.contextmanager
     def stopped(self) -> Generator[None]:
-        """Inside, the engine has control. May overlap, in tasks of the code."""
+        """Stop the clock for a block in which the engine has control.
+
+        Blocks may overlap, in tasks of the code.
+        """
         self._num_waiting += 1
         if self._num_waiting == 1:
             self.watch.stopped()
@@ -240,7 +243,7 @@ class Clock:
 
 
 def _method_of(frame: FrameType | None) -> str | None:
-    """The innermost method of an Env, its group or its builder: `Slow.grade (env.py:12)`."""
+    """Return the innermost method of an Env, its group or builder: `Slow.grade (env.py:12)`."""
     while frame is not None:
         code = frame.f_code
         if issubclass(type(frame.f_locals.get("self")), Env | EnvGroup | EnvGroupBuilder):

@@ -277,14 +277,14 @@ class ProvableEnv(Env):
 
     @abstractmethod
     async def try_gold(self, gold: str | tuple[str, ...], context_length: int) -> tuple[float, str]:
-        """The reward of a gold answer (a text per turn), and a hint if it is too low.
+        """Return the reward of a gold answer (a text per turn), and a hint if it is too low.
 
         Raises:
             EnvError: The Env broke its contract.
         """
 
     async def prompt_length(self, context_length: int) -> int:
-        """Tokens of the first prompt."""
+        """Return the tokens of the first prompt."""
         del context_length
         return len((await self.initial_observation()).tokens_T)
 
@@ -526,12 +526,12 @@ class RLDataset(ABC):
         return type(self).tell is not RLDataset.tell
 
     def metrics(self) -> Metrics:
-        """Metrics `data/...` to report with the latest generation."""
+        """Return metrics `data/...` to report with the latest generation."""
         return {}
 
     @abstractmethod
     def __len__(self) -> int:
-        """Number of distinct problems."""
+        """Return the number of distinct problems."""
 
     @abstractmethod
     async def validate(self, context_length: int) -> None:

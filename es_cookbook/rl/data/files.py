@@ -35,7 +35,7 @@ Tables: TypeAlias = Iterable[Any]
 
 
 def file_rows(path: Path) -> Iterator[Row]:
-    """Rows of one file.
+    """Yield the rows of one file.
 
     Raises:
         DataError: It cannot be read; names the line if it is one.
@@ -55,7 +55,7 @@ def file_rows(path: Path) -> Iterator[Row]:
 def reading(
     where: str, errors: Callable[[], tuple[type[Exception], ...]] = lambda: UNREADABLE
 ) -> Generator[None]:
-    """Inside, errors of readers become a `DataError`."""
+    """Turn errors of readers in the block into a `DataError`."""
     try:
         yield
     except DataError:
@@ -116,7 +116,7 @@ def _row(where: str, fields: object) -> Row:
 
 
 def tables_of(path: Path) -> Tables:
-    """The tables of a Parquet or Arrow file, one by one."""
+    """Yield the tables of a Parquet or Arrow file."""
     import pyarrow
 
     if path.suffix == ".parquet":
@@ -135,7 +135,7 @@ def tables_of(path: Path) -> Tables:
 
 
 def of_tables(tables: Tables, where: str, *, are_texts: bool = False) -> Iterator[Row]:
-    """The rows of consecutive tables; `are_texts`: they come from CSV."""
+    """Yield the rows of consecutive tables; `are_texts` says that they come from CSV."""
     numbers = count(1)
     for table in tables:
         names: Sequence[str] = table.schema.names
@@ -149,12 +149,12 @@ def of_tables(tables: Tables, where: str, *, are_texts: bool = False) -> Iterato
 
 
 def _decoded(value: object) -> object:
-    """Bytes as text if they are UTF-8."""
+    """Decode bytes to text if they are UTF-8."""
     with contextlib.suppress(UnicodeDecodeError):
         return value.decode() if isinstance(value, bytes) else value
     return value
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message."""
+    """Return the first line of an error's message."""
     return (str(error).splitlines() or [type(error).__name__])[0]

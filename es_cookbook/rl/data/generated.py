@@ -45,13 +45,13 @@ _Problem = TypeVar("_Problem")
 
 
 def fold_of(recipe: str, *numbers: int) -> Fold:
-    """The fold of the recipe's problem with these numbers."""
+    """Return the fold of the recipe's problem with these numbers."""
     place = derive_seed(0, f"{recipe}/split", *numbers) % FOLDS
     return "test" if place == 0 else "development" if place == 1 else "train"
 
 
 def fold_of_text(text: str) -> int:
-    """The fold of a text, from 0 to `FOLDS` - 1; white space does not matter."""
+    """Return the fold of a text, from 0 to `FOLDS` - 1; white space does not matter."""
     folded = " ".join(text.split()).encode("utf-8", "replace")
     return int.from_bytes(hashlib.blake2b(folded, digest_size=8).digest(), "big") % FOLDS
 
@@ -94,13 +94,13 @@ _Drawn = TypeVar("_Drawn", bound=_InFold)
 def problems_of(
     recipe: str, seed: int, fold: Fold, draw: Callable[[random.Random], _Drawn]
 ) -> Iterator[_Drawn]:
-    """Seeded stream of distinct problems of a fold; those of different folds are disjoint."""
+    """Yield distinct problems of a fold by a seed; those of different folds are disjoint."""
     rng = random.Random(derive_seed(seed, f"{recipe}/{fold}"))
     return distinct(lambda: draw(rng), lambda problem: problem.fold == fold)
 
 
 def training_problem(draw: Callable[[random.Random], _Drawn], rng: random.Random) -> _Drawn:
-    """The next of the training fold."""
+    """Return the next problem of the training fold."""
     while (problem := draw(rng)).fold != "train":
         pass
     return problem
@@ -141,7 +141,7 @@ class FoldedDatasetBuilder(RLDatasetBuilder):
     def splits(
         self, tokenizer: Tokenizer
     ) -> tuple[list[ProblemGroupBuilder], list[ProblemGroupBuilder]]:
-        """Training and held-out problems; the latter are the same for every seed."""
+        """Return training and held-out problems; the latter are the same for every seed."""
 
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         """Generate or load, and render the prompts."""
@@ -153,7 +153,7 @@ class FoldedDatasetBuilder(RLDatasetBuilder):
     def dataset(
         self, train: Sequence[ProblemGroupBuilder], test_P: Sequence[ProblemGroupBuilder]
     ) -> RLDataset:
-        """Checks problems and makes batches of them."""
+        """Check problems and make a dataset with batches of them."""
         return ProblemDataset(train, self.problems_per_generation, self.seed, test_P)
 
 
@@ -171,7 +171,7 @@ class GeneratedDatasetBuilder(FoldedDatasetBuilder):
     def generated(
         self, seed: int, fold: Fold, tokenizer: Tokenizer
     ) -> Iterator[ProblemGroupBuilder]:
-        """The distinct problems of a fold, in an order that follows from the seed.
+        """Yield the distinct problems of a fold, in an order that follows from the seed.
 
         A problem without `contents` is identified by its name.
         """
@@ -234,16 +234,18 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
             check_count(len(train), self.problems_per_generation)
 
     def folds(self, fold: Fold) -> list[int]:
-        """The folds of generated problems: the one that is held out, or all others."""
+        """Return the folds of generated problems: the one that is held out, or all others."""
         return [each for each in range(FOLDS) if (each != self.fold) == (fold == "train")]
 
     @abstractmethod
     def generate(self, seed: int, fold: Fold) -> Iterator[tuple[str, P]]:
-        """Distinct problems with their names; not of "train" means of `fold`."""
+        """Yield distinct problems with their names; a fold other than "train" means `fold`."""
 
     @abstractmethod
     def read(self, row: "Row", tokenizer: "Tokenizer | None") -> P:
-        """The problem of a row; without a tokenizer it is only checked, before a model is loaded.
+        """Make the problem of a row.
+
+        Without a tokenizer it is only checked, before a model is loaded.
 
         Raises:
             DataError: It cannot be used.
@@ -251,7 +253,7 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
 
     @abstractmethod
     def builder(self, name: str, problem: P, tokenizer: Tokenizer) -> ProblemGroupBuilder:
-        """A problem as its Envs are made."""
+        """Return the builder that makes a problem's Envs."""
 
     @override
     def generated(

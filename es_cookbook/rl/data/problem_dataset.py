@@ -60,7 +60,7 @@ def check_count(num_rows: int, problems_per_generation: int) -> None:
 
 
 def in_epochs(size: int, seed: int, start: int, count: int) -> list[int]:
-    """So many indices from a place on of an endless sequence: all `size` of them once per epoch.
+    """Return `count` indices from `start` on of an endless sequence with all `size` once an epoch.
 
     Epochs follow each other without a gap, each in a different order, so a batch may end one and
     begin the next.
@@ -137,7 +137,7 @@ async def check_all(problems_P: Sequence[EnvGroupBuilder], context_length: int) 
 async def validate(
     datasets: Datasets, tokenizer: Tokenizer, context_length: int, sampling: SamplingParams
 ) -> None:
-    """`RLDataset.validate`, and all gold answers as the model says them.
+    """Check a dataset (`RLDataset.validate`), and all gold answers as the model says them.
 
     A data set that has no list of its problems checks those that it makes itself.
 
@@ -211,7 +211,7 @@ class ChangedProblem(EnvGroupBuilder):
 
 
 def unchanged(problem: EnvGroupBuilder) -> EnvGroupBuilder:
-    """The problem inside any `ChangedProblem`s."""
+    """Return the problem inside any `ChangedProblem`s."""
     while isinstance(problem, ChangedProblem):
         problem = problem.problem
     return problem
@@ -267,7 +267,7 @@ class _Groups(EnvGroup):
 
 
 def deal(problems_P: Sequence[EnvGroupBuilder], num_pairs: int) -> list[EnvGroupBuilder]:
-    """Rows of a batch that is dealt out to the pairs.
+    """Return the rows of a batch that is dealt out to the pairs.
 
     Raises:
         ConfigError: It does not divide evenly.
@@ -284,7 +284,7 @@ def deal(problems_P: Sequence[EnvGroupBuilder], num_pairs: int) -> list[EnvGroup
 def gather(
     groups_R: Sequence[TrajectoryGroup], problems_P: Sequence[EnvGroupBuilder]
 ) -> list[TrajectoryGroup]:
-    """The groups of rows, split into a group of two genomes for each problem."""
+    """Split the groups of rows into a group of two genomes for each problem."""
     num_pairs = len(problems_P) // len(groups_R)
     return [
         TrajectoryGroup(

@@ -108,14 +108,14 @@ class RowDatasetBuilder(RLDatasetBuilder):
 
     @abstractmethod
     def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
-        """The problem of a row. Use `row.where` as its name, and `row.text(...)` and the like.
+        """Make the problem of a row, named `row.where`, from `row.text(...)` and the like.
 
         Raises:
             DataError: The row cannot be used.
         """
 
     def key(self, row: Row) -> str:
-        """Equal for rows that are to be in one split, where `split_by` does not say: all of it."""
+        """Return a text, equal for rows of one split, if `split_by` is empty: the whole row."""
         return _all_of(row)
 
     @property
@@ -176,7 +176,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
         return Datasets(dataset, test_P)
 
     def shown(self, train: Sequence[Row]) -> Sequence[Row]:
-        """The training rows that prompts show as examples; by default none.
+        """Return the training rows that prompts show as examples; none by default.
 
         Raises:
             DataError: There are too few.
@@ -245,7 +245,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
         tokenizer: Tokenizer,
         shown: Sequence[Row],
     ) -> list[ProblemGroupBuilder]:
-        """The problems of rows that fit; says how many do not, and names the first of those."""
+        """Make the problems of rows that fit; print how many do not, and the first of those."""
         skipped, texts = SkippedRows(source, self.on_bad_row), AnswerTexts(tokenizer)
         fitted = [await self._fitted(keyed, skipped, texts, shown) for keyed in rows]
         found = [problem for problem in fitted if problem is not None]
@@ -255,7 +255,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
     async def _fitted(
         self, keyed: "_Keyed", skipped: SkippedRows, texts: AnswerTexts, shown: Sequence[Row]
     ) -> ProblemGroupBuilder | None:
-        """A row's problem; None if it is skipped."""
+        """Make a row's problem; None if it is skipped."""
         most, where = self.max_prompt_tokens, keyed.row.where
         try:
             problem = self._built(keyed, texts.tokenizer, shown)
@@ -288,7 +288,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
     def _not_asked(
         self, builders: list[ProblemGroupBuilder], test_P: Sequence[ProblemGroupBuilder]
     ) -> list[ProblemGroupBuilder]:
-        """The training problems whose prompt no held-out problem has."""
+        """Return the training problems whose prompt no held-out problem has."""
         held_out = {digest for problem in test_P for digest in problem.digests}
         kept = [builder for builder in builders if held_out.isdisjoint(builder.digests)]
         if (num_left_out := len(builders) - len(kept)) > 0:

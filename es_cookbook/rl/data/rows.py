@@ -45,27 +45,27 @@ class Row:
     are_texts: bool = False
 
     def integer(self, *names: str) -> int:
-        """The integer under the first of `names` that is there: sets differ in names."""
+        """Return the integer under the first of `names` that exists: datasets differ in names."""
         fits = _is_written_integer if self.are_texts else _is_integer
         return int(cast(str, whole(self._fitting(names, fits, "a whole number"))))
 
     def integers(self, *names: str) -> tuple[int, ...]:
-        """The list of integers under the first of `names` that is there; not empty."""
+        """Return the list of integers under the first of `names` that exists; not empty."""
         found = cast("list[float]", self._fitting(names, _are_integers, "a list of whole numbers"))
         return tuple(map(int, found))
 
     def text(self, *names: str) -> str:
-        """The text under the first of `names` that is there; not empty."""
+        """Return the text under the first of `names` that exists; not empty."""
         return cast(str, self._fitting(names, _is_some_text, "text, and some"))
 
     def optional_text(self, name: str) -> str | None:
-        """The text under `name`, or None where the row has none, or an empty one as CSV has it."""
+        """Return the text under `name`; None if the row has none, or an empty one as in CSV."""
         if self.fields.get(name) in (None, ""):
             return None
         return cast(str, self._fitting((name,), lambda value: isinstance(value, str), "text"))
 
     def value(self, name: str) -> object:
-        """The value of field `name`, which must exist."""
+        """Return the value of field `name`, which must exist."""
         return self._first((name,))[1]
 
     def printed(self, name: str) -> str:
@@ -76,7 +76,7 @@ class Row:
             raise self.error(str(error)) from None
 
     def error(self, what: str) -> DataError:
-        """An error about this row, to raise."""
+        """Make an error about this row, to raise."""
         return DataError(f"{self.where}: {what}")
 
     def _fitting(self, names: tuple[str, ...], fits: Callable[[object], bool], what: str) -> object:
@@ -123,7 +123,7 @@ class SkippedRows:
         self.add(where, "unusable and skipped", why)
 
     def unless_bad(self, where: str, make: Callable[[], T]) -> T | None:
-        """The result of `make`, or None if the row is skipped; raises as `bad`."""
+        """Return the result of `make`, or None if the row is skipped; raises as `bad`."""
         try:
             return make()
         except DataError as error:
@@ -167,7 +167,7 @@ def check_template(template: str, option: str = "prompt") -> None:
 
 
 def fields_of(template: str) -> list[str]:
-    """The fields that a template names.
+    """Return the fields that a template names.
 
     >>> fields_of("{a} + {b} = {a}")
     ['a', 'b', 'a']
@@ -176,7 +176,7 @@ def fields_of(template: str) -> list[str]:
 
 
 def filled(template: str, row: Row) -> str:
-    """The template with a row's values in it, in one pass: braces of a value stay.
+    """Fill a template with a row's values in one pass, so that braces in a value stay.
 
     >>> filled("{question} = ?", Row("row 1", {"question": "6 * {7}"}))
     '6 * {7} = ?'
@@ -205,7 +205,7 @@ class Chat:
 
 
 def chat_of(template: str, row: Row) -> Chat | None:
-    """The chat of a template that is only a field with messages; None for other templates.
+    """Return the chat of a template that is only a field with messages; None for other templates.
 
     Raises:
         DataError: It is not a chat that ends with a user's message, answered or not.
@@ -233,7 +233,7 @@ def chat_of(template: str, row: Row) -> Chat | None:
 
 
 def messages_of(row: Row, name: str = "messages", also: Collection[str] = ()) -> Sequence[Message]:
-    """The messages in a field of a row; `also` are fields of messages that the caller reads.
+    """Read the messages in a field of a row; `also` are message fields that the caller reads.
 
     Raises:
         DataError: One of them cannot be read; says which.
@@ -244,7 +244,7 @@ def messages_of(row: Row, name: str = "messages", also: Collection[str] = ()) ->
 
 
 def tools_of(row: Row) -> tuple[ToolSchema, ...]:
-    """The tools of a chat: the row's field `tools`, a list of schemas or its JSON, if it has one.
+    """Read the tools of a chat from the row's field `tools`, a list of schemas or its JSON.
 
     Raises:
         DataError: It holds something else.
@@ -259,7 +259,7 @@ def tools_of(row: Row) -> tuple[ToolSchema, ...]:
 
 @contextlib.contextmanager
 def _of(row: Row, name: str) -> Generator[None]:
-    """Within, a field is read; errors name the row as well."""
+    """Add the row to errors about a field that is read in the block."""
     try:
         yield
     except FieldError as error:
@@ -270,7 +270,7 @@ def _of(row: Row, name: str) -> Generator[None]:
 
 
 def _plain(found: object, where: str) -> object:
-    """A value as JSON has it, without fields that are null: in Parquet they fill what is not there.
+    """Return a value as JSON has it, without null fields, which Parquet fills in.
 
     Raises:
         FieldError: JSON has no such value.
@@ -289,7 +289,7 @@ def _plain(found: object, where: str) -> object:
 
 
 def with_choices(row: Row) -> Row:
-    """The row with its lists of texts as choices by letter, a line each."""
+    """Return the row with each list of texts as choices by letter, one per line."""
     shown: dict[str, object] = {}
     for name, value in row.fields.items():
         texts = _choices(value)
@@ -299,19 +299,19 @@ def with_choices(row: Row) -> Row:
 
 
 def _choices(value: object) -> list[object] | None:
-    """A list, or that of the texts of choices with labels."""
+    """Return a list, or the list of texts of choices with labels; None for other values."""
     texts = cast("dict[str, object]", value).get("text") if isinstance(value, dict) else value
     return cast("list[object]", texts) if isinstance(texts, list) else None
 
 
 def with_whole_numbers(row: Row) -> Row:
-    """The row as rewards get it: whole floats, as in columns with nulls, are ints."""
+    """Return the row with whole floats, as in columns with nulls, as ints for rewards."""
     fields = {name: changed(value, whole) for name, value in row.fields.items()}
     return dataclasses.replace(row, fields=fields)
 
 
 def without_tags(value: object) -> object:
-    """Texts in it without tags."""
+    """Return a value with the tags removed from its texts."""
     # The second time a space: tags may stand in tags.
     return changed(
         value, lambda each: _TAGS.sub(" ", _TAGS.sub("", each)) if isinstance(each, str) else each
@@ -319,7 +319,7 @@ def without_tags(value: object) -> object:
 
 
 def changed(value: object, change: Callable[[object], object]) -> object:
-    """A value with what its lists and objects hold changed, or itself if it is neither."""
+    """Apply a function to each value in lists and objects, or to the value itself."""
     if isinstance(value, list):
         return [changed(each, change) for each in cast("list[object]", value)]
     if isinstance(value, dict):
@@ -346,6 +346,6 @@ def _is_integer(value: object) -> bool:
 
 
 def shown(value: object) -> str:
-    """A value in a sentence."""
+    """Return a value as text for a sentence."""
     text = repr(value)
     return f"{text[:60]}…" if len(text) > 60 else text

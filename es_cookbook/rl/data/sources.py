@@ -74,7 +74,7 @@ class _Source:
 
 
 def label_of(source: str) -> str:
-    """A short name for a source: of its first file or set; a pattern's part without wildcards."""
+    """Return a short name for a source: that of its first file or set, without wildcards."""
     first = _sources(source)[0]
     if first.named is not None:
         return Path(first.named.name).name
@@ -111,7 +111,7 @@ def check_sources(source: str | None, test_source: str | None) -> None:
 
 
 def load_rows(source: str, *, option: str = "source", split: str = "train") -> Iterator[Row]:
-    """Rows of a source, in order.
+    """Yield the rows of a source, in order.
 
     Args:
         source: as the module's docstring has it.
@@ -205,7 +205,7 @@ def load_splits(
     num_train: int,
     num_test: int,
 ) -> tuple[Named[P], Named[P]]:
-    """Training and test problems: of two sources, or of one by `is_held_out`.
+    """Load training and test problems from two sources, or from one by `is_held_out`.
 
     Args:
         source: as for `load_rows`; the user's `dataset.source`.

@@ -207,7 +207,7 @@ class Task(ScoredRows):
         )
 
     def _stop(self, examples: Sequence[Row], gold: str | None) -> tuple[str, ...]:
-        """A newline, if a plain prompt shows examples and all perfect answers are one line."""
+        """Return a newline if a plain prompt has examples and all perfect answers have one line."""
         answers = [gold, *(gold_of(each, self.gold, 1.0) for each in examples)]
         are_lines = all(answer is not None and "\n" not in answer.strip() for answer in answers)
         return NEWLINE if examples and are_lines else ()
@@ -215,31 +215,31 @@ class Task(ScoredRows):
     def env_maker(
         self, observation: Observation, reward: RewardFunction, row: Row
     ) -> Callable[[], ProblemEnv]:
-        """Makes an Env of a row; importable, so that the problem pickles."""
+        """Return a function that makes an Env of a row; importable, so that the problem pickles."""
         return functools.partial(TaskEnv, observation, reward, row, self.full_reward)
 
     @staticmethod
     def _answered(row: Row, chat: Chat | None) -> Row:
-        """The row with the answer that a chat in it ends in, if it has one."""
+        """Return the row with the answer that ends a chat in it, if there is one."""
         return row if chat is None else Row(row.where, {**chat.answer, **row.fields})
 
     def _is_chat(self, tokenizer: Tokenizer) -> bool:
         return self.chat and tokenizer.chat_template is not None
 
     def _example(self, row: Row) -> str:
-        """A row and its perfect answer, as text."""
+        """Return a row and its perfect answer as text."""
         asked, answered = (message.content for message in self._turns(row))
         between = "" if asked[-1:].isspace() or self.prefill else " "
         return f"{asked}{between}{answered}\n\n"
 
     def _turns(self, row: Row) -> Sequence[Message]:
-        """The same, as messages."""
+        """Return a row and its perfect answer as messages."""
         question = filled(self.prompt, with_choices(self._shown(row)))
         answer = f"{self.prefill}{gold_of(row, self.gold, 1.0)}"
         return Message("user", question), Message("assistant", answer)
 
     def _shown(self, row: Row) -> Row:
-        """The row as the prompt shows it."""
+        """Return the row as the prompt shows it."""
         if self.stray_tags == "keep":
             return row
         named = set(fields_of(self.prompt)) & row.fields.keys()
@@ -248,7 +248,7 @@ class Task(ScoredRows):
 
 
 def gold_of(row: Row, template: str | None, full_reward: float | None) -> str | None:
-    """The perfect answer that has to earn `full_reward`; None where there is nothing to check."""
+    """Return the perfect answer, which has to earn `full_reward`; None if nothing is checked."""
     answer = row.fields.get("answer") if template is None else filled(template, row)
     checked = full_reward is not None and isinstance(answer, Scalar)
     return printed(answer) if checked else None

@@ -134,7 +134,7 @@ def check_sandbox() -> None:
 
 
 def check_started(exit_code: int, output: str) -> None:
-    """Raises SandboxError if a program started in a sandbox did not end well."""
+    """Raise a SandboxError if a program started in a sandbox did not end well."""
     if exit_code != 0:
         said = (output.strip().splitlines() or [f"exit code {exit_code}"])[-1]
         raise SandboxError(
@@ -193,7 +193,7 @@ async def _run(code: str, stdin: str, limits: Limits) -> Ran:
 
 @contextmanager
 def in_memory(content: bytes = b"") -> Generator[int]:
-    """A file without a name, which a child may inherit."""
+    """Yield the descriptor of a file without a name, which a child may inherit."""
     descriptor = os.memfd_create("es_cookbook")
     with open(descriptor, "wb") as file:
         file.write(content)
@@ -214,7 +214,7 @@ def _installed(program: str) -> str:
 
 
 def _command(limits: Limits, code: int, seccomp: int, status: int) -> Sequence[str]:
-    """Command that starts the sandbox; the numbers are file descriptors that it inherits."""
+    """Return the command that starts the sandbox; the numbers are descriptors that it inherits."""
     enclosing = walls(seccomp, limits.files)
     return (
         *(_drop_user() if os.geteuid() == 0 else ()),
@@ -260,7 +260,7 @@ def _drop_user() -> Sequence[str]:
 
 
 def _limited(limits: Limits) -> Sequence[str]:
-    """Limits, set inside: there only the sandbox's own processes of a user count."""
+    """Return the command that sets limits inside, where only the sandbox's processes count."""
     cpu_seconds = math.ceil(limits.seconds) + 1
     return (
         "/usr/bin/prlimit",
@@ -279,7 +279,7 @@ def _limited(limits: Limits) -> Sequence[str]:
 
 @functools.cache
 def sys_python() -> str:
-    """The interpreter of the system.
+    """Return the path of the system's interpreter.
 
     Raises:
         SandboxError: There is none.
@@ -305,7 +305,7 @@ async def _end(process: Process, status: int) -> None:
 
 
 def _status(descriptor: int) -> dict[str, int]:
-    """Bubblewrap's status: `child-pid`, the first process inside; at the end `exit-code`."""
+    """Read bubblewrap's status: `child-pid`, the first process inside; at the end `exit-code`."""
     said: dict[str, int] = {}
     for line in os.pread(descriptor, 65536, 0).split(b"\n"):
         with suppress(ValueError):  # It is still writing the last one.
@@ -349,7 +349,7 @@ _SOCKETS = {"socket": (41, 198), "socketpair": (53, 199)}
 
 @functools.cache
 def filter_program(machine: str | None = None, families: tuple[int, ...] = (AF_UNIX,)) -> bytes:
-    """The filter of system calls for a machine, this one if None, as `bwrap --seccomp` reads it.
+    """Return the filter of system calls for a machine (default: this one) for `bwrap --seccomp`.
 
     Sockets are of these families alone.
 

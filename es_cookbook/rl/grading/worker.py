@@ -44,7 +44,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _read(requests: BinaryIO) -> bytes:
-    """The next message; empty at the end."""
+    """Read the next message; empty at the end."""
     length = requests.read(LENGTH.size)
     return requests.read(*LENGTH.unpack(length)) if length else b""
 

@@ -157,7 +157,7 @@ _idle: RunVar[list[_Worker]] = RunVar("idle workers")
 
 
 def _main() -> tuple[str, str] | None:
-    """Path and module name of the main program; None in an interactive session."""
+    """Return path and module name of the main program; None in an interactive session."""
     main = sys.modules["__main__"]
     sys.modules.setdefault("__mp_main__", main)  # Its classes in results are from there.
     path = getattr(main, "__file__", None)
@@ -166,7 +166,7 @@ def _main() -> tuple[str, str] | None:
 
 
 def _name(function: object) -> str:
-    """The name of a function in error messages."""
+    """Return the name of a function for error messages."""
     while isinstance(function, functools.partial):
         function = cast("functools.partial[object]", function).func
     return getattr(function, "__qualname__", type(function).__qualname__)

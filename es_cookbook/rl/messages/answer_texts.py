@@ -58,29 +58,29 @@ class AnswerTexts:
         return frozenset(token for token, name in self.special.items() if name in _MARKS)
 
     def text(self, tokens_T: Sequence[int]) -> str:
-        """The text of an answer."""
+        """Return the text of an answer."""
         if not self._shown or self._shown.isdisjoint(tokens_T):
             return self._decode(list(tokens_T), skip_special_tokens=True)
         kept_T = [token for token in tokens_T if token in self._shown or token not in self.special]
         return self._decode(kept_T, skip_special_tokens=False)
 
     def said(self, text: str, stop: tuple[str, ...] = ()) -> str:
-        """A text as it comes back when the model says it, with these stop texts."""
+        """Return a text as it comes back when the model says it, with these stop texts."""
         return self.before(stop, self.text(inside(self.tokenizer, text)))
 
     def stop_tokens(self, stop: tuple[str, ...]) -> frozenset[int]:
-        """Special tokens that are named in stop texts."""
+        """Return the special tokens that are named in stop texts."""
         return self._stops(stop).tokens
 
     def is_ended(self, tokens_T: Sequence[int], stop: tuple[str, ...]) -> bool:
-        """Whether the last of these tokens completes a stop text; none before it did."""
+        """Return whether the last of these tokens completes a stop text that none before it did."""
         stops = self._stops(stop)
         return tokens_T[-1] in stops.tokens or any(
             self._is_at_end(each, tokens_T) for each in stops.texts
         )
 
     def before(self, stop: tuple[str, ...], text: str) -> str:
-        """An answer's text up to the first stop text."""
+        """Return an answer's text up to the first stop text."""
         stops = self._stops(stop)
         shown = (self.special[token] for token in stops.tokens & self._shown)
         for each in (*stops.texts, *shown):
@@ -88,7 +88,10 @@ class AnswerTexts:
         return text
 
     def _is_at_end(self, stop: str, tokens_T: Sequence[int]) -> bool:
-        """Whether a stop text ends with these tokens; decodes no more of them than it may span."""
+        """Return whether a stop text ends with these tokens.
+
+        No more of them are decoded than it may span.
+        """
         last = self._piece(tokens_T[-1])
         # A space is not always decoded by itself, and some tokens are parts of a character.
         if stop[-1] not in last and stop[-1] != " " and _CUT not in last:
@@ -101,7 +104,7 @@ class AnswerTexts:
         return stop in self.text(tokens_T)
 
     def _piece(self, token: int) -> str:
-        """The text of a token by itself."""
+        """Return the text of a token by itself."""
         if token not in self._pieces:
             self._pieces[token] = self._decode([token], skip_special_tokens=False)
         return self._pieces[token]
@@ -117,7 +120,7 @@ class AnswerTexts:
 
 
 def _decoder(tokenizer: Tokenizer) -> Callable[..., str]:
-    """The tokenizer's `decode`, without its check of every number."""
+    """Return the tokenizer's `decode`, without its check of every number."""
     from transformers import PreTrainedTokenizerBase  # Configs are read without it.
 
     usual = getattr(tokenizer.decode, "__func__", None) is PreTrainedTokenizerBase.decode

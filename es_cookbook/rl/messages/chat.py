@@ -90,7 +90,7 @@ class Kept(Generic[K, V]):
         return Kept, (self._most,)
 
     def get(self, key: K) -> V | None:
-        """The value; None if it is not kept."""
+        """Return the value; None if it is not kept."""
         with self._lock:
             if key not in self._values:
                 return None
@@ -111,7 +111,7 @@ class Kept(Generic[K, V]):
                 self.size -= gone
 
     def of(self, key: K, make: Callable[[], V], size: Callable[[V], int]) -> V:
-        """The value; it is made if it is not kept."""
+        """Return the value; it is made if it is not kept."""
         found = self.get(key)
         if found is None:
             found = make()
@@ -165,7 +165,7 @@ class Renderer:
     def best(
         tokenizer: Tokenizer, tools: Sequence[ToolSchema], *, reads_calls: bool = False
     ) -> "Renderer":
-        """A renderer that shows tools by the template, or in the system message if it cannot.
+        """Make a renderer that shows tools by the template, or in the system message if it cannot.
 
         Args:
             tokenizer: with a chat template.
@@ -183,7 +183,7 @@ class Renderer:
         )
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The tokens of a chat up to the model's first turn.
+        """Return the tokens of a chat up to the model's first turn.
 
         Raises:
             ModelError: The template refuses it.
@@ -196,7 +196,7 @@ class Renderer:
         )
 
     def added(self, action: Action, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The tokens between the model's turn and its next: its end, messages, the next's opening.
+        """Return the tokens between two turns of the model: end of turn, messages, next opening.
 
         The token by which the model ended its turn itself is not repeated, nor is what the template
         has before it.
@@ -225,11 +225,11 @@ class Renderer:
         return tokens_T
 
     def text(self, messages: Sequence[Message]) -> str:
-        """The prompt as text that `framed` encodes."""
+        """Return the prompt as text that `framed` encodes."""
         return self._template.text(self._with_tools(messages))
 
     def turn(self, message: Message) -> tuple[int, ...]:
-        """The tokens of the assistant's message as the template writes it; as `ChatTemplate.turn`.
+        """Return the tokens of an assistant's message by the template, as `ChatTemplate.turn`.
 
         Raises:
             ModelError: The template refuses it.
@@ -260,7 +260,7 @@ class Renderer:
         return "hermes" if call in read.calls else None
 
     def _with_tools(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages, with the description of tools in the system message."""
+        """Return the messages, with the description of tools in the system message."""
         if not self._described:
             return messages
         system = [message.content for message in messages[:1] if message.role == "system"]
@@ -291,7 +291,7 @@ class Renderer:
         return ModelError(f"the chat template of {name_of(self.tokenizer)} {why}")
 
     def _end_in(self, tokens_T: Sequence[int]) -> int:
-        """The place after the first control token, if only blanks precede it; else 0."""
+        """Return the place after the first control token, if only blanks precede it; else 0."""
         for at, token in enumerate(tokens_T, 1):
             if token in self._special:
                 return at
@@ -309,7 +309,7 @@ _renderers: Kept[tuple[Tokenizer, str, str, bool], Renderer] = Kept(_KEPT)
 
 
 def _bytes_of(chat: Sequence[Message], tokens_T: Sequence[int]) -> int:
-    """The approximate size of a chat and its tokens."""
+    """Estimate the size of a chat and its tokens."""
     return 40 * len(tokens_T) + sum(map(bytes_of, chat))
 
 
@@ -326,7 +326,7 @@ def _best(tokenizer: Tokenizer, schemas: str, reads_calls: bool) -> Renderer:
 
 
 def _described(tools: Sequence[Tool | ToolSchema]) -> str:
-    """A system message about tools, in the words of Hermes and Qwen."""
+    """Return a system message about tools, in the words of Hermes and Qwen."""
     if not tools:
         return ""
     lines = "\n".join(as_json(tool.schema) for tool in tools)
@@ -396,7 +396,7 @@ class Chat:
         return self.renderer.tokenizer
 
     def begin(self, messages: Sequence[Message], context_length: int) -> "TokenStream":
-        """The tokens of a new rollout, whose prompt is these messages and the system message.
+        """Begin a rollout whose prompt is these messages, after the system message.
 
         Raises:
             ModelError: The chat template refuses the messages.
@@ -412,11 +412,11 @@ class Chat:
         return self.stream(tokens_T, context_length)
 
     def with_system(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages, with the system message first if they have none."""
+        """Return the messages, with the system message first if they have none."""
         return with_system(self.options.system, messages)
 
     def stream(self, tokens_T: tuple[int, ...], context_length: int) -> "TokenStream":
-        """A rollout that continues from these tokens."""
+        """Begin a rollout that continues from these tokens."""
         most = min(context_length, self.options.max_context or context_length)
         return TokenStream(self, tokens_T, most)
 
@@ -517,7 +517,9 @@ class KeptTurns:
     def prompt(
         self, renderer: Renderer, chat: Sequence[Message], names: Sequence[Hashable] | None = None
     ) -> tuple[int, ...]:
-        """The tokens of a chat up to the model's next turn; its messages are their own names.
+        """Return the tokens of a chat up to the model's next turn.
+
+        By default the messages are their own names.
 
         Raises:
             ModelError: The template refuses it.

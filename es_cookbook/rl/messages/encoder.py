@@ -59,12 +59,12 @@ class Controls:
         return Controls(tokenizer)
 
     def named_in(self, text: str) -> str | None:
-        """The first name in a text."""
+        """Return the first name of a control token in a text."""
         found = self._pattern.search(text)
         return found and found[0]
 
     def shielded(self, text: str, but: Collection[str] = ()) -> str:
-        """A text with a placeholder for each name, which a template shows as it is.
+        """Replace each name in a text by a placeholder, which a template shows as it is.
 
         So are characters that look like placeholders; the names in `but` stay.
         """
@@ -75,7 +75,7 @@ class Controls:
         )
 
     def unshielded(self, text: str) -> str:
-        """The text that `shielded` was given."""
+        """Return the text that `shielded` was given."""
         return _PLACEHOLDER.sub(lambda found: self._meant(found[0]), text)
 
     def _meant(self, placeholder: str) -> str:
@@ -84,7 +84,7 @@ class Controls:
         return self.names[ord(placeholder) - _FIRST]
 
     def pieces(self, text: str) -> Iterator[str]:
-        """A text, cut before and behind each name."""
+        """Cut a text before and behind each name."""
         end = 0
         for found in self._pattern.finditer(text):
             yield from (text[end : found.start()], found[0])
@@ -92,7 +92,7 @@ class Controls:
         yield text[end:]
 
     def halves(self, text: str) -> Iterator[str]:
-        """A shielded text, cut within each name behind a placeholder."""
+        """Cut a shielded text within each name that a placeholder stands for."""
         begin = ""
         end = 0
         for found in _PLACEHOLDER.finditer(text):
@@ -103,7 +103,7 @@ class Controls:
 
 
 def plain(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """A whole prompt, with the tokens that the tokenizer begins texts with, once."""
+    """Encode a whole prompt, with the tokens that the tokenizer begins texts with, once."""
     begin_T = _beginning(tokenizer)
     tokens_T = inside(tokenizer, text)
     shared = range(len(begin_T), 0, -1)
@@ -112,19 +112,19 @@ def plain(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
 
 
 def inside(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """A part of a text; names of control tokens are these tokens."""
+    """Encode a part of a text, in which names of control tokens are these tokens."""
     # Half of a surrogate pair, which JSON can name, is not text for tokenizers.
     text = text.encode("utf-8", "replace").decode()
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
 def as_text(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """A part of a text, in which names of control tokens are text like any other."""
+    """Encode a part of a text, in which names of control tokens are text like any other."""
     return framed(tokenizer, Controls.of(tokenizer).shielded(text))
 
 
 def behind(tokenizer: Tokenizer, before: str, text: str) -> tuple[int, ...]:
-    """The tokens of a text after another, without the blank that some tokenizers add."""
+    """Encode a text that follows another, without the blank that some tokenizers add."""
     if not _begins_with_blank(tokenizer):
         return framed(tokenizer, text)
     before_T, whole_T = framed(tokenizer, before), framed(tokenizer, before + text)
@@ -168,7 +168,7 @@ def _with_names(tokenizer: Tokenizer, controls: Controls, text: str) -> Iterator
 
 @functools.lru_cache(_TOKENIZERS)
 def _beginning(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens that the tokenizer puts before a text: found on a text that it knows."""
+    """Return the tokens that the tokenizer puts before a text, found on a known text."""
     for probe in ("a", "1"):
         if inner := tokenizer.encode(probe, add_special_tokens=False):
             whole = tokenizer.encode(probe)

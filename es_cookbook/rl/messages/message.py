@@ -140,7 +140,7 @@ class Message:
 
 
 def with_system(system: str, messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages with this system message first, unless they begin with one."""
+    """Return the messages with this system message first, unless they begin with one."""
     is_first = bool(messages) and messages[0].role == "system"
     if not system or (is_first and messages[0].content):
         return messages
@@ -188,19 +188,19 @@ def parse_tool_calls(text: str, form: Form) -> Parsed:
 
 
 def call_text(call: ToolCall, form: Form) -> str:
-    """A call as a model writes it; `parse_tool_calls` reads it back."""
+    """Return a call as a model writes it; `parse_tool_calls` reads it back."""
     body = as_json({"name": call.name, ARGUMENTS[form]: dict(call.arguments)})
     return f"{OPEN}\n{body}\n{CLOSE}" if form == "hermes" else body
 
 
 def bytes_of(message: Message) -> int:
-    """The approximate size of a message in memory."""
+    """Estimate the size of a message in memory."""
     calls = (len(call.name) + len(as_json(call.arguments)) for call in message.tool_calls)
     return 200 + len(message.content) + len(message.reasoning) + 25 * sum(calls)
 
 
 def as_json(value: object) -> str:
-    r"""JSON as models read and write it: characters of other scripts are not escaped.
+    r"""Return JSON as models read and write it: characters of other scripts are not escaped.
 
     >>> as_json({"city": "Köln", "half": "\ud83d"})
     '{"city": "Köln", "half": "\\ud83d"}'
@@ -211,7 +211,7 @@ def as_json(value: object) -> str:
 
 
 def is_deeper(value: object, most: int) -> bool:
-    """Whether JSON is nested more than `most` levels deep."""
+    """Return whether JSON is nested more than `most` levels deep."""
     if not isinstance(value, dict | list):
         return False
     inner = cast("Collection[object]", value.values() if isinstance(value, dict) else value)
@@ -219,14 +219,14 @@ def is_deeper(value: object, most: int) -> bool:
 
 
 def _places(text: str, form: Form) -> Iterator[tuple[int, int]]:
-    """The places of calls in a text, thoughts excluded."""
+    """Yield the places of calls in a text, except in thoughts."""
     find = _hermes if form == "hermes" else _llama
     for start, stop in said_spans(text):
         yield from find(text, start, stop)
 
 
 def _hermes(text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """A call goes to the closing tag behind its JSON; one that has none, to the end."""
+    """Yield calls up to the closing tag behind their JSON, or to the end without one."""
     while (start := text.find(OPEN, start, stop)) >= 0:
         body = start + len(OPEN)
         json_end = _json_end(text, body)
@@ -240,7 +240,7 @@ def _hermes(text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
 
 
 def _llama(text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """JSON values with semicolons or blanks between them; the last may be damaged."""
+    """Yield JSON values with semicolons or blanks between them; the last may be damaged."""
     at = _after(_LEAD, text, start)
     is_call = text.startswith("{", at)
     if is_call and PYTHON_TAG not in text[start:at]:
@@ -258,7 +258,7 @@ def _is_like_call(fields: Mapping[str, object]) -> bool:
 
 
 def _json_end(text: str, start: int) -> int | None:
-    """The end of the JSON value that begins here; None if it is invalid or incomplete."""
+    """Return the end of the JSON value that begins here; None if it is invalid or incomplete."""
     return _json_at(text, start)[1]
 
 
@@ -315,7 +315,7 @@ def _call(body: str, usual_key: str) -> ToolCall:
 
 @functools.lru_cache(16)
 def has_response_template(tokenizer: Tokenizer) -> bool:
-    """Whether a response template reads turns; logs a warning if there is one that cannot."""
+    """Return whether a response template reads turns; log a warning if one cannot."""
     if getattr(tokenizer, "response_template", None) is None:
         return False
     try:
@@ -374,7 +374,7 @@ def read_turn(
 
 
 def _marked(tokenizer: Tokenizer, text: str, action: Action) -> str:
-    """An action's text, which a stop text may have cut, with special tokens."""
+    """Return an action's text, which a stop text may have cut, with special tokens."""
     texts, tokens_T = AnswerTexts(tokenizer), action.tokens_T
     whole = texts.text(tokens_T)
     if text == whole:

@@ -215,7 +215,7 @@ class Script(Policy):
         params: SamplingParams | None = None,
         seed: int | None = None,
     ) -> Action:
-        """The next text, cut where no room is left.
+        """Return the next text, cut where no room is left.
 
         Raises:
             EnvError: There are no more.
@@ -263,7 +263,7 @@ class Script(Policy):
 async def told_gold(
     env: Env, gold: str | tuple[str, ...], tokenizer: Tokenizer, context_length: int = 2**20
 ) -> Trajectory:
-    """The rollout of a policy that knows the gold answer.
+    """Run the Env with a policy that knows the gold answer, and return the rollout.
 
     Raises:
         EnvError: The Env broke its contract.

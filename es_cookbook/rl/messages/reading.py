@@ -90,12 +90,12 @@ class JsonObject:
         self.where = where
 
     def at(self, name: str) -> str:
-        """The full name of a field."""
+        """Return the full name of a field."""
         shown = name[:60] or '""'
         return f"{self.where}.{shown}" if self.where else shown
 
     def take(self, name: str, kind: type | tuple[type, ...], *default: object) -> Any:  # noqa: ANN401
-        """A field of this type, or what stands for one that is not there.
+        """Take a field of this type, or the default if it is missing.
 
         Raises:
             FieldError: It is of another type, or missing.
@@ -112,11 +112,11 @@ class JsonObject:
         raise FieldError(self.at(name), f"must be {said}, and {what}")
 
     def text(self, name: str, *default: str) -> str:
-        """A string."""
+        """Take a string."""
         return self.take(name, str, *default)
 
     def each(self, name: str) -> "list[JsonObject]":
-        """The objects of an array; none where it is not there."""
+        """Take the objects of an array; none if it is missing."""
         found = cast("Sequence[object]", self.take(name, list, ()))
         return [JsonObject(each, f"{self.at(name)}[{at}]") for at, each in enumerate(found)]
 
@@ -147,7 +147,7 @@ class JsonObject:
                 raise FieldError(self.at(name), f"cannot be kept here; accepted is {listed}")
 
     def rest(self) -> dict[str, object]:
-        """The fields not taken so far."""
+        """Take all fields not taken so far."""
         left, self._left = self._left, {}
         return left
 
@@ -165,13 +165,13 @@ class JsonObject:
 
 
 def _given(found: object) -> dict[str, object]:
-    """An object's fields that are not null."""
+    """Return an object's fields that are not null."""
     fields = cast("dict[str, object]", found).items()
     return {name: value for name, value in fields if value is not None}
 
 
 def _word(found: object) -> str:
-    """The JSON type of a value."""
+    """Return the JSON type of a value in words."""
     return _WORDS.get(type(found), type(found).__name__)
 
 
@@ -206,7 +206,7 @@ class Said:
 def read_messages(
     found: object, where: str = "messages", also: Collection[str] = ()
 ) -> tuple[Message, ...]:
-    """The messages of a list.
+    """Read the messages of a list.
 
     >>> read_messages([{"role": "developer", "content": [{"type": "text", "text": "Hi."}]}])
     (Message(role='system', content='Hi.', tool_calls=(), name=None, reasoning=''),)
@@ -224,7 +224,7 @@ def read_messages(
 
 
 def in_order(said: Sequence[Said], where: str = "messages") -> tuple[Message, ...]:
-    """The messages, with the results of tools in the order of their calls.
+    """Return the messages, with the results of tools in the order of their calls.
 
     Raises:
         FieldError: There is none; or one is the result of no call, or comes without that of a call
@@ -250,7 +250,7 @@ def in_order(said: Sequence[Said], where: str = "messages") -> tuple[Message, ..
 
 
 def _results(run: Sequence[Said], waiting: dict[str, ToolCall]) -> list[Message]:
-    """Results in the order of their calls, which wait no longer."""
+    """Return results in the order of their calls, and remove these from `waiting`."""
     places = {call: at for at, call in enumerate(waiting)}
     placed: list[tuple[int, Message]] = []
     for each in run:
@@ -270,7 +270,7 @@ def _results(run: Sequence[Said], waiting: dict[str, ToolCall]) -> list[Message]
 
 
 def read_message(fields: JsonObject, also: Collection[str] = ()) -> Said:
-    """One message; `also` and errors as in `read_messages`."""
+    """Read one message; `also` and errors are as in `read_messages`."""
     name = fields.text("role", "")
     role = _ROLES.get(name)
     if role is None:
@@ -309,7 +309,7 @@ def _turn(fields: JsonObject) -> Said:
 
 
 def read_content(fields: JsonObject, name: str = "content", *default: str) -> str:
-    """Text, or parts that are text, a line each; or what stands for one that is not there.
+    """Read a text, or parts that are text, one per line, or the default if it is missing.
 
     Raises:
         FieldError: It is something else.
@@ -330,7 +330,7 @@ def read_content(fields: JsonObject, name: str = "content", *default: str) -> st
 
 
 def read_call(fields: JsonObject) -> ToolCall:
-    """A function's name, and its arguments as a string of JSON or an object.
+    """Read a function's name, and its arguments as a string of JSON or an object.
 
     Raises:
         FieldError: They are something else.
@@ -350,7 +350,7 @@ def read_call(fields: JsonObject) -> ToolCall:
 
 
 def read_tools(tools: Sequence[JsonObject]) -> tuple[ToolSchema, ...]:
-    """Tools, each with its `function` or as that itself, as the Responses API has it.
+    """Read tools, each in its `function` or directly, as in the Responses API.
 
     Raises:
         FieldError: One is something else.
@@ -359,7 +359,7 @@ def read_tools(tools: Sequence[JsonObject]) -> tuple[ToolSchema, ...]:
 
 
 def function_of(fields: JsonObject) -> JsonObject:
-    """The function of a call, a tool or a choice: in its `function`, or else in its own fields.
+    """Return the function of a call, a tool or a choice: its `function`, or else itself.
 
     Raises:
         FieldError: It is of another type than `function`, or has more than its `function`.

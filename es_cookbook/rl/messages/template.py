@@ -73,11 +73,11 @@ class ChatTemplate:
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> "ChatTemplate":
-        """The template of a tokenizer without tools; cached."""
+        """Return the template of a tokenizer without tools; cached."""
         return _template(tokenizer, str(tokenizer.chat_template))
 
     def tokens(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The tokens of a chat up to the assistant's turn.
+        """Return the tokens of a chat up to the assistant's turn.
 
         Raises:
             ModelError: As `text`.
@@ -87,7 +87,7 @@ class ChatTemplate:
     def text(
         self, messages: Sequence[Message], *, open_turn: bool = True, as_written: bool = False
     ) -> str:
-        """A chat as text that `framed` encodes.
+        """Return a chat as text that `framed` encodes.
 
         Args:
             messages: all of them are shown.
@@ -105,7 +105,7 @@ class ChatTemplate:
             raise ModelError(f"a call is nested too deeply for the template of {who}") from error
 
     def turn(self, message: Message) -> tuple[int, ...]:
-        """The tokens of an assistant message after a prompt, as the template writes it.
+        """Return the tokens of an assistant message after a prompt, as the template writes it.
 
         With all control tokens that end it, and without an end where there are none.
 
@@ -131,7 +131,7 @@ class ChatTemplate:
         return tuple(token for token in tokens_T if token in self._controls.ids)
 
     def raw(self, messages: Sequence[Message], *, open_turn: bool = True) -> str:
-        """The template's text for the messages, unchanged.
+        """Return the template's text for the messages, unchanged.
 
         Raises:
             ModelError: It fails, or does not come to an end with its first chat.
@@ -174,7 +174,7 @@ class ChatTemplate:
         return self.raw(ANSWERED, open_turn=False).partition(SENTINEL)[2]
 
     def _said_behind(self, extra: str, message: Message) -> str:
-        """The content and its end, if prompts end in a text that earlier turns do not have."""
+        """Return the content and its end, if prompts end in a text that earlier turns lack."""
         content = message.content.lstrip()
         is_begun = content.startswith(extra.strip())
         has_tags = any(tag in extra for tag in TAGS)
@@ -187,7 +187,7 @@ class ChatTemplate:
         return said + self._closing
 
     def _safe(self, message: Message) -> Message:
-        """A message with shielded names of control tokens, except tags of thoughts."""
+        """Return a message with shielded names of control tokens, except tags of thoughts."""
         kept = TAGS if message.role == "assistant" else ()
         calls = (
             ToolCall(call.name, self._shielded(dict(call.arguments))) for call in message.tool_calls
@@ -201,7 +201,7 @@ class ChatTemplate:
         )
 
     def _shielded(self, value: T) -> T:
-        """A JSON value with its texts shielded."""
+        """Return a JSON value with its texts shielded."""
         found: object = value
         if isinstance(value, str):
             found = self._controls.shielded(value)
@@ -215,7 +215,7 @@ class ChatTemplate:
     def _complete(
         self, shown: Sequence[Message], messages: Sequence[Message], open_turn: bool
     ) -> str:
-        """The text after the fewest changes that make the template show everything."""
+        """Return the text after the fewest changes that make the template show everything."""
         tried: list[Sequence[Message]] = []
         gap: tuple[int, str] | None = None
         failure: ModelError | None = None
@@ -253,7 +253,7 @@ def _template(tokenizer: Tokenizer, template: str) -> ChatTemplate:
 
 
 def _as_dicts(messages: Sequence[Message]) -> list[dict[str, object]]:
-    """Messages as dictionaries; calls have ids of nine letters, as Mistral's templates require."""
+    """Convert messages to dictionaries; calls get ids of nine letters, as Mistral requires."""
     dicts, waiting, number = list[dict[str, object]](), list[str](), 0
     for message in messages:
         fields = message.as_dict()
@@ -288,7 +288,7 @@ def _deadline(seconds: float) -> Generator[None]:
 
 
 def name_of(tokenizer: Tokenizer) -> str:
-    """The name of a tokenizer in error messages."""
+    """Return the name of a tokenizer for error messages."""
     return getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
 
 
@@ -351,7 +351,7 @@ _SUBSETS = [*chain.from_iterable(combinations(_CHANGES, n) for n in range(len(_C
 
 
 def gap_in(messages: Sequence[Message], text: str) -> tuple[int, str] | None:
-    """The first message with a part that is not in a text, and that part.
+    """Return the first message with a part that is missing in a text, and that part.
 
     Differences in blanks do not count, nor does the way JSON writes it.
     Only the spoken text of the assistant's messages has to be there, and only the last message's
@@ -384,10 +384,10 @@ def _num_leading(messages: Sequence[Message]) -> int:
 
 
 def _escaped(text: str) -> str:
-    """The text as a JSON string, in which some templates show results of tools."""
+    """Return the text as a JSON string, in which some templates show results of tools."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _squeezed(text: str) -> str:
-    """The text with single blanks: templates trim contents."""
+    """Return the text with single blanks, because templates trim contents."""
     return " ".join(_FLAGS.sub("", text).split())

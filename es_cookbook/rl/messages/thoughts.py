@@ -53,7 +53,7 @@ _TAG = re.compile(rf"</?(?i:{_NAMES})\s*>|{_OTHERS}", re.ASCII)
 
 
 def spoken(text: str) -> str:
-    r"""The text without its thoughts and the line ends around them.
+    r"""Return the text without its thoughts and the line ends around them.
 
     >>> spoken(r"<think>\boxed{3}?</think>\boxed{4}"), spoken(r"3?</think>4"), spoken("<think>3")
     ('\\boxed{4}', '4', '')
@@ -66,12 +66,12 @@ def spoken(text: str) -> str:
 
 
 def said_spans(text: str) -> Sequence[tuple[int, int]]:
-    """The spans of a text outside of its thoughts, in order; takes linear time."""
+    """Return the spans of a text outside of its thoughts, in order, in linear time."""
     return _read(text)[0]
 
 
 def _read(text: str) -> tuple[Sequence[tuple[int, int]], str]:
-    """The spans outside of thoughts, and the tag of a thought that is not closed."""
+    """Return the spans outside of thoughts, and the tag of a thought that is not closed."""
     spans: list[tuple[int, int]] = []
     at, opened = 0, ""
     for start, end, tag in _tags(text):
@@ -90,14 +90,14 @@ def _read(text: str) -> tuple[Sequence[tuple[int, int]], str]:
 
 
 def _tags(text: str) -> Iterator[tuple[int, int, str]]:
-    """The tags in a text: start, end, and the tag as `THOUGHTS` has it."""
+    """Yield the tags in a text: start, end, and the tag as `THOUGHTS` has it."""
     for found in _TAG.finditer(text):
         tag = found[0]
         yield found.start(), found.end(), tag if tag in TAGS else "".join(tag.split()).lower()
 
 
 def opened_thought(tokenizer: Tokenizer, prompt_T: Sequence[int], prefill: str = "") -> str:
-    """The tag of a thought that the prompt has opened, as some chat templates do; "" for none.
+    """Return the tag of a thought that the prompt opens, as some templates do; else "".
 
     Args:
         tokenizer: tokenizer of the prompt.
@@ -109,7 +109,7 @@ def opened_thought(tokenizer: Tokenizer, prompt_T: Sequence[int], prefill: str =
 
 
 def prompt_end(tokenizer: Tokenizer, tokens_T: Sequence[int], prefill: str = "") -> str:
-    """The last characters of a prompt before its prefill, as text."""
+    """Return the last characters of a prompt before its prefill, as text."""
     most = _END + len(prefill.encode("utf-8", "replace"))
     end = str(tokenizer.decode(list(tokens_T[-most:])))
     if not prefill.strip():
@@ -123,7 +123,7 @@ def prompt_end(tokenizer: Tokenizer, tokens_T: Sequence[int], prefill: str = "")
 
 
 def whole_turn(text: str, opened: str) -> str:
-    """A text with the opening tag from its prompt, unless it closes the thought.
+    """Return a text with the opening tag from its prompt, unless it closes the thought.
 
     >>> whole_turn("It may be 3", "<think>"), whole_turn("3?</think>4", "<think>")
     ('<think>It may be 3', '3?</think>4')
@@ -132,7 +132,7 @@ def whole_turn(text: str, opened: str) -> str:
 
 
 def closed_turn(text: str, opened: str) -> str:
-    r"""A text with the closing tag of the thought that its prompt has opened, unless it has it.
+    r"""Return a text with the closing tag of its prompt's thought, unless it has one.
 
     >>> closed_turn("4", "<think>"), closed_turn("3?</think>4", "<think>")
     ('</think>\n\n4', '3?</think>4')
@@ -141,7 +141,7 @@ def closed_turn(text: str, opened: str) -> str:
 
 
 def _closes(text: str, opened: str) -> bool:
-    """Whether a text opens the thought itself, or closes it before it opens it."""
+    """Return whether a text opens the thought itself, or closes it before it opens it."""
     pair = opened, THOUGHTS[opened]
     start, tag = next(((start, tag) for start, _, tag in _tags(text) if tag in pair), (0, ""))
     return tag == THOUGHTS[opened] or (tag == opened and start == 0)

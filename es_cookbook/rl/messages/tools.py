@@ -70,7 +70,7 @@ class Tool:
         self.__dict__["__module__"] = self.function.__module__
 
     def __reduce__(self) -> str | tuple[object, ...]:
-        """A decorated function is found under its name; any other tool is pickled as it is."""
+        """Pickle a decorated function by its name, and any other tool as it is."""
         module = sys.modules.get(self.function.__module__)
         if getattr(module, self.name, None) is self:
             return self.name
@@ -184,7 +184,7 @@ async def run_call(call: ToolCall, tools: Sequence[Tool | ToolSchema]) -> Result
 
 
 def unknown_tool(name: str, names: Collection[str]) -> Result:
-    """The result of a call to a tool that is not among these."""
+    """Return the result of a call to a tool that is not among these."""
     there_are = f"{did_you_mean(name[:60], names)}; there are: {', '.join(names)}"
     return failed(f"there is no tool {name!r:.60}{there_are}")
 
@@ -200,7 +200,7 @@ async def _returned(tool: Tool, arguments: Mapping[str, object]) -> object:
 
 
 def failed(what: str) -> Result:
-    """The result of a call that failed."""
+    """Return the result of a call that failed."""
     return Result(f"error: {what}", failed=True)
 
 
@@ -209,7 +209,7 @@ def _as_text(value: object) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """The beginning of a longer text, which says how much is missing.
+    """Return the beginning of a longer text, with the number of missing characters.
 
     >>> cut("abcdef", 4)
     'abcd [2 more characters]'
@@ -223,7 +223,7 @@ _LONGEST_REASON = 160
 
 
 def wrong_arguments(arguments: Mapping[str, object], parameters: Schema) -> str | None:
-    """Error in a call's arguments, by their JSON schema; None if they are valid.
+    """Return the error in a call's arguments, by their JSON schema; None if they are valid.
 
     >>> wrong_arguments({"a": "1"}, {"properties": {"a": {"type": "integer"}}, "required": ["a"]})
     "argument 'a': '1' is not of type 'integer'"
@@ -262,7 +262,7 @@ def _wrong(value: object, schema: Schema) -> str | None:
 
 @functools.cache
 def _validator() -> "type[Validator]":
-    """A JSON Schema validator for which 1.0 and true are not integers."""
+    """Return a JSON Schema validator for which 1.0 and true are not integers."""
     from jsonschema import Draft202012Validator, validators  # Takes 180 ms to import.
 
     checker = Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer)

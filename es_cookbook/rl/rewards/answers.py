@@ -35,7 +35,7 @@ _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def extracted(text: str, extract: Extract) -> str | None:
-    r"""The final answer that a text says, stripped and composed; None: missing or never closed.
+    r"""Return the final answer in a text, stripped and in NFC; None if missing or not closed.
 
     >>> extracted(r"so <answer>\boxed{\frac{1}{2}}</answer>", "auto")
     '\\boxed{\\frac{1}{2}}'
@@ -50,7 +50,7 @@ def extracted(text: str, extract: Extract) -> str | None:
 
 
 def said_answer(text: str, extract: Extract) -> str | None:
-    """The same of a text without thoughts that is composed."""
+    """Return the final answer in a text in NFC that has no thoughts."""
     if extract == "answer" or (extract == "auto" and ANSWER_OPEN in text):
         return last_answer(text)
     if is_boxed(text, extract):
@@ -59,12 +59,12 @@ def said_answer(text: str, extract: Extract) -> str | None:
 
 
 def is_boxed(text: str, extract: Extract) -> bool:
-    """Whether a text without thoughts has its answer in a box, which holds nothing else."""
+    """Return whether the answer of a text without thoughts is in a box that ends it."""
     return extract == "boxed" or (extract == "auto" and ANSWER_OPEN not in text and _BOX in text)
 
 
 def boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{…}`, stripped, its braces balanced; None without one.
+    r"""Return the content of the last `\boxed{…}`, stripped, with balanced braces, or None.
 
     A box in a box is the last. Braces after a backslash are text. None too where the box is not
     closed within `LONGEST_BOX` characters.
@@ -84,13 +84,13 @@ def boxed(text: str) -> str | None:
 
 
 def last_match(pattern: re.Pattern[str], text: str, start: int, end: int) -> re.Match[str] | None:
-    """The last of a pattern's matches in text[start:end], found from the left."""
+    """Return the last of a pattern's matches in text[start:end], found from the left."""
     matches = deque(pattern.finditer(text, start, end), maxlen=1)
     return matches[0] if matches else None
 
 
 def last_number(text: str) -> Fraction | None:
-    """The exact value of a text's number (`number_in`); None where there is none.
+    """Return the exact value of a text's number (`number_in`); None if there is none.
 
     >>> last_number("from there -1,234.5 or so"), last_number("12/16"), last_number("1/0")
     (Fraction(-2469, 2), Fraction(3, 4), None)
@@ -100,7 +100,7 @@ def last_number(text: str) -> Fraction | None:
 
 
 def number_in(text: str, extract: Extract) -> Reading | None:
-    r"""The number of an answer: all that a box holds, or the last number of another text.
+    r"""Return the number of an answer: the whole box, or the last number of other texts.
 
     >>> number_in(r"2 + 2 = \boxed{4}", "auto"), number_in(r"so \boxed{3x} or 4", "auto")
     (Reading(value=Fraction(4, 1), is_percent=False), None)
@@ -116,7 +116,7 @@ def number_in(text: str, extract: Extract) -> Reading | None:
 
 
 def gold_number(text: str) -> Reading | None:
-    r"""The number that a row's answer is: in its tags or its box, behind its last ####, or whole.
+    r"""Return the number of a row's answer: in its tags, its box, after ####, or the whole text.
 
     >>> gold_number("6 * 7 = 42\n#### 42"), gold_number("about 5 (see p. 12)")
     (Reading(value=Fraction(42, 1), is_percent=False), None)
@@ -130,7 +130,7 @@ def gold_number(text: str) -> Reading | None:
 
 
 def first_field(fields: Mapping[str, object], *names: str) -> tuple[str, object]:
-    """The first of the names that is there, and its value.
+    """Return the first of the names that exists, and its value.
 
     Raises:
         DataError: None is; names the nearest.
@@ -145,7 +145,7 @@ def first_field(fields: Mapping[str, object], *names: str) -> tuple[str, object]
 
 
 def field_of(row: Mapping[str, object], name: str) -> object:
-    """The value of a row's field.
+    """Return the value of a row's field.
 
     Raises:
         DataError: There is none; names the nearest.
@@ -154,7 +154,7 @@ def field_of(row: Mapping[str, object], name: str) -> object:
 
 
 def letter(position: int) -> str:
-    """The name of a choice: A to Z, then AA to ZZ, and so on.
+    """Return the name of a choice: A to Z, then AA to ZZ, and so on.
 
     >>> [letter(position) for position in (0, 25, 26, 701, 702)]
     ['A', 'Z', 'AA', 'ZZ', 'AAA']
@@ -164,7 +164,7 @@ def letter(position: int) -> str:
 
 
 def text_of(row: Mapping[str, object], name: str) -> str:
-    """The value of a row's field, as every text shows it.
+    """Return the value of a row's field as text.
 
     Raises:
         DataError: There is none, or it has bytes in it, or is nested too deeply.
@@ -179,7 +179,7 @@ def text_of(row: Mapping[str, object], name: str) -> str:
 
 
 def lettered(texts: Sequence[str]) -> str:
-    r"""Choices by letter, a line each.
+    r"""Return choices by letter, one per line.
 
     >>> lettered(["red", "green"])
     'A. red\nB. green'
@@ -188,7 +188,7 @@ def lettered(texts: Sequence[str]) -> str:
 
 
 def texts_of(row: Mapping[str, object], name: str) -> Sequence[str]:
-    """A row's text, or list of texts, composed; numbers and dates are the text that shows them.
+    """Return a row's text, or list of texts, in NFC, with numbers and dates as text.
 
     Raises:
         DataError: It is missing, empty or something else.

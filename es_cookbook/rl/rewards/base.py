@@ -44,18 +44,18 @@ class Reward(ABC):
 
     @abstractmethod
     def __call__(self, text: str, row: Fields) -> Score:
-        """The reward of an answer to a row.
+        """Return the reward of an answer to a row.
 
         Raises:
             DataError: The row lacks what the reward needs.
         """
 
     async def grade(self, text: str, row: Fields) -> Score:
-        """The reward in an Env; override it to run slow grading in a worker process."""
+        """Return the reward in an Env; override it to run slow grading in a worker process."""
         return self(text, row)
 
     def read(self, text: str, row: Fields) -> str | None:
-        """The answer as text, the same for equivalent answers; None if there is none.
+        """Return the answer as text, the same for equivalent answers; None if there is none.
 
         Attempts vote by it; by default None.
         """
@@ -63,7 +63,7 @@ class Reward(ABC):
         return None
 
     def after(self, prompt: str) -> Self:
-        """The reward for answers to a prompt that ends in this text; by default unchanged.
+        """Return the reward for answers to a prompt that ends in this text; unchanged by default.
 
         A reward that expects a tag at an answer's start does not if the prompt ends in it.
         """
@@ -88,7 +88,7 @@ class Reward(ABC):
 
 
 async def graded(reward: RewardFunction, text: str, row: Fields, where: str) -> Grade:
-    """The grade of an answer, by any reward function.
+    """Grade an answer by any reward function.
 
     Args:
         reward: a function, `async` or not, or a `Reward`; a function is called on the event loop.
@@ -140,7 +140,7 @@ def reward_and_metrics(found: object) -> tuple[float, Metrics]:
 
 
 def _plain(value: object) -> object:
-    """A single number of NumPy or torch, or a `Decimal`, as Python's own; else as it is.
+    """Convert a number of NumPy or torch, or a `Decimal`, to Python's own; else return it as it is.
 
     An array or a tensor without axes is one; one of shape [1] is a list.
     """
@@ -187,7 +187,7 @@ def check_weights(rewards: Sequence[str], **weights: Sequence[float]) -> None:
 
 
 def name_of(reward: RewardFunction) -> str:
-    """A reward function's name for users: one of `REWARD_NAMES`, or the function's own."""
+    """Return a reward function's name for users: one of `REWARD_NAMES`, or the function's own."""
     kind = type(reward)
     target = f"{kind.__module__}:{kind.__qualname__}"
     own = cast(str, getattr(reward, "__qualname__", kind.__qualname__))

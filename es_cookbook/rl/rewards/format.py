@@ -37,7 +37,7 @@ class Tags:
                 raise ConfigError(f"{name} must be some text, found {getattr(self, name)!r}")
 
     def is_in(self, text: str) -> bool:
-        """Whether the first occurs before the second."""
+        """Return whether the first tag occurs before the second."""
         start = text.find(self.start)
         return start >= 0 and text.find(self.end, start + len(self.start)) >= 0
 
@@ -92,7 +92,7 @@ def tag_format_reward(
 def paper_format_reward(
     text: str, *, think: Tags = THINK, answer: Tags = ANSWER, prompt_ends_in_think: bool = False
 ) -> float:
-    r"""Form as in "Evolution Strategies at Scale": 1 for the whole, else for its parts.
+    r"""Score the form as in "Evolution Strategies at Scale": 1 for the whole, less for parts.
 
     The whole is `<think>…</think>\n<answer>…</answer>` from the first character to the last;
     else 0.1 for a `<think>…</think>` anywhere plus 0.5 for an `<answer>…</answer>` anywhere.
@@ -168,7 +168,7 @@ class Format(Reward):
 
 
 def extract_answer(text: str) -> str | None:
-    """The content of the last `<answer>` that a text says, stripped; None where there is none.
+    """Return the content of the last `<answer>` in a text, stripped; None without one.
 
     >>> extract_answer("<answer>1</answer> no, <answer> 2 </answer>")
     '2'
@@ -177,7 +177,7 @@ def extract_answer(text: str) -> str | None:
 
 
 def last_answer(text: str) -> str | None:
-    """The same of a text without thoughts; None where the last is never closed."""
+    """Return the last answer of a text without thoughts; None if its tag is not closed."""
     start = text.rfind(ANSWER_OPEN)
     end = text.find(ANSWER_CLOSE, start)
     if start < 0 or end < 0:

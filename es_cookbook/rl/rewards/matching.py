@@ -136,12 +136,12 @@ class Choice(Reward):
 
 
 def _labelled(choices: object) -> dict[str, object]:
-    """Choices with labels; of others nothing."""
+    """Return choices with labels; {} for others."""
     return cast("dict[str, object]", choices) if isinstance(choices, dict) else {}
 
 
 def named_last(answer: str, choices: Sequence[str]) -> int | None:
-    """Position of the choice that an answer names last; None where it names none.
+    """Return the position of the choice that an answer names last; None if it names none.
 
     Args:
         answer: text whose last `LONGEST_CHOICE` characters count.
@@ -170,7 +170,7 @@ def _key(text: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _positions(choices: tuple[str, ...]) -> dict[str, int]:
-    """Texts, and letters if they name positions, as `_key` writes them -> position."""
+    """Map texts, and letters if they name positions, as `_key` writes them, to positions."""
     texts = {_key(choice): i for i, choice in enumerate(choices)}
     if len(texts) < len(choices) or not all(texts):
         raise DataError(f"the choices must be texts that differ, found {list(choices)!r:.60}")
@@ -178,7 +178,7 @@ def _positions(choices: tuple[str, ...]) -> dict[str, int]:
 
 
 def _letters(choices: tuple[str, ...]) -> Sequence[str]:
-    """The letters that name positions: none where a choice is itself a letter."""
+    """Return the letters that name positions: none if a choice is itself a letter."""
     letters = [letter(i) for i in range(len(choices))]
     names = {*map(_key, letters)}
     are_texts = any(key in names or (len(key) == 1 and key.isalpha()) for key in map(_key, choices))
@@ -187,7 +187,7 @@ def _letters(choices: tuple[str, ...]) -> Sequence[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _mentions(choices: tuple[str, ...]) -> tuple[re.Pattern[str], list[int]]:
-    """A pattern of a choice's text or letter, and the position that each of its groups is about.
+    """Return a pattern for choices in a text, and the position that each group stands for.
 
     A group for every text, the longer first where one begins with another, then one for letters.
     """
@@ -225,7 +225,7 @@ class Number(Reward):
         check_range(self, "tolerance", at_least=0)
 
     def __call__(self, text: str, row: Fields) -> float:
-        """1 or 0."""
+        """Return 1 or 0."""
         golds = [self._gold(gold) for gold in texts_of(row, self.field)]
         value = number_in(text, self.extract)
         if value is None:
@@ -283,13 +283,13 @@ class Regex(Reward):
                 raise ConfigError(f"pattern {error}") from None
 
     def __call__(self, text: str, row: Fields) -> float:
-        """1 or 0, without a deadline."""
+        """Return 1 or 0, without a deadline."""
         pattern, answer = self._pattern(row), self._answer(text)
         return 0.0 if answer is None else matches(pattern, answer, self.whole)
 
     @override
     async def grade(self, text: str, row: Fields) -> float:
-        """1 or 0, from a worker process.
+        """Return 1 or 0, from a worker process.
 
         Raises:
             DataError: The row's pattern is invalid, or took too long.
@@ -323,7 +323,7 @@ class Regex(Reward):
 
 
 def matches(pattern: str, answer: str, whole: bool) -> float:
-    """1 or 0; may not terminate.
+    """Return 1 or 0; may not terminate.
 
     Raises:
         DataError: Not a pattern.

@@ -44,7 +44,7 @@ class Reading:
     is_percent: bool = False
 
     def is_close(self, gold: "Reading", tolerance: float) -> bool:
-        """Whether both are equal, within a tolerance that is relative above 1.
+        """Return whether both are equal, within a tolerance that is relative above 1.
 
         It is relative below a millionth too: 2e-9 is not 1e-9.
 
@@ -156,7 +156,7 @@ _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 
 def read_whole(text: str) -> Reading | None:
-    r"""The number that a text is, perhaps behind `x =`; None for everything else.
+    r"""Return the number that a text is, perhaps behind `x =`; None for everything else.
 
     >>> [read_whole(text) for text in (r"2^{10}", "3 or 4")], read_whole(r"x = \frac34").value
     ([None, None], Fraction(3, 4))
@@ -175,7 +175,7 @@ def read_whole(text: str) -> Reading | None:
 
 
 def read_last(text: str) -> Reading | None:
-    """The last number of a text; None where there is none, or where it is part of something else.
+    """Return the last number of a text; None if there is none, or it is part of something else.
 
     >>> read_last("from there -1,234.5 or so").value, read_last("3 or 4"), read_last("H2O")
     (Fraction(-2469, 2), None, None)
@@ -201,7 +201,7 @@ def _end_of_digits(text: str) -> int:
 
 
 def _stands_alone(text: str, found: re.Match[str]) -> bool:
-    """Whether the text around a number on its line leaves its value as it is."""
+    """Return whether the text around a number on its line leaves its value as it is."""
     line = text.rfind("\n", 0, found.start()) + 1
     before = text[line : found.start()].replace(_TEXT, "")
     if not _BEFORE.search(before):
@@ -220,7 +220,7 @@ def _stands_alone(text: str, found: re.Match[str]) -> bool:
 
 
 def _reading(found: re.Match[str]) -> Reading | None:
-    """The value of a match of the grammar; None if it is too long, or divides by 0."""
+    """Return the value of a match of the grammar; None if it is too long, or divides by 0."""
     if len(found[0]) > WINDOW:
         return None
     size, is_percent = found["size"], found["percent"] is not None
@@ -253,7 +253,7 @@ def _decimal(text: str) -> Fraction:
 
 
 def _plain(text: str) -> str:
-    """The text with one spelling for digits, signs, spaces and their LaTeX forms."""
+    """Return the text with one spelling for digits, signs, spaces and their LaTeX forms."""
     if not text.isascii():
         text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda run: f"^{{{run[0].translate(_RAISED)}}}", text)
         text = "".join(map(_digit, text))

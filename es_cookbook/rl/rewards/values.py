@@ -25,7 +25,7 @@ _FIRST_WITH_POWER = 1e21
 
 
 def printed(value: object) -> str:
-    """A value as text.
+    """Return a value as text.
 
     >>> printed(42.0), printed("007"), printed({"right": True, "of": ["Åsa", 1.5, None]})
     ('42', '007', '{"right": true, "of": ["Åsa", 1.5, null]}')
@@ -46,7 +46,7 @@ def printed(value: object) -> str:
 
 
 def whole(value: object) -> object:
-    """A whole float as an int; any other value unchanged.
+    """Convert a whole float to an int; return any other value unchanged.
 
     >>> whole(42.0), whole(0.5), whole("42.0"), whole(1e22)
     (42, 0.5, '42.0', 1e+22)
@@ -70,7 +70,7 @@ def _json(value: object) -> str:
 
 
 def composed(text: str) -> str:
-    r"""A text whose letters have their accents in them.
+    r"""Return a text in Unicode's NFC: letters and their accents are one character.
 
     >>> len("e\u0301t\u00e9"), len(composed("e\u0301t\u00e9"))
     (4, 3)
@@ -79,5 +79,5 @@ def composed(text: str) -> str:
 
 
 def folded(text: str) -> str:
-    """The same, in any case."""
+    """Return a text in NFC without upper and lower case."""
     return composed(composed(text).casefold())
