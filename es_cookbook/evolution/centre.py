@@ -52,12 +52,14 @@ _R = TypeVar("_R")
 
 
 def noise_device(device: torch.device) -> torch.device:
-    """The device that generates noise for a model on `device`: itself if `on_gpu`, or the CPU."""
+    """Return the device that makes noise for a model on `device`: it if `on_gpu`, or the CPU."""
     return device if on_gpu(device) else torch.device("cpu")
 
 
 def on_gpu(device: torch.device) -> bool:
-    """Whether Triton kernels can run on this device: an NVIDIA GPU, where Triton is installed.
+    """Return whether Triton kernels can run on this device.
+
+    That needs an NVIDIA GPU, and Triton installed.
 
     With TRITON_INTERPRET=1 they run on the CPU too, so tests need no GPU.
     """
@@ -176,7 +178,7 @@ class Centre:
             weight.data = weight.new_empty(0)  # a storage that NumPy has seen cannot be resized
 
     def perturbed(self, genome: Genome, name: str) -> torch.Tensor:
-        """A genome's own value of one parameter: a new float32 tensor.
+        """Return a genome's own value of one parameter: a new float32 tensor.
 
         The centre, or base + offsets where the genome has offsets, + terms.
         """
@@ -189,11 +191,11 @@ class Centre:
         return weight
 
     def fingerprint(self) -> int:
-        """64-bit unsigned fingerprint of all selected parameters."""
+        """Compute the 64-bit unsigned fingerprint of all selected parameters."""
         return self._each_tensor(lambda name: None)
 
     def _mover(self, steps: Sequence[Step]) -> Callable[[str], None]:
-        """A function that moves one tensor by these steps."""
+        """Return a function that moves one tensor by these steps."""
         move = _mover(self._space, steps, self._adder)
         return lambda name: move(name, self.weights[name], self._base[name], self.parts[name])
 
@@ -217,7 +219,7 @@ def moved(
     steps: Sequence[Step],
     start: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One parameter of the centre alone, on the CPU: where the base, or `start`, comes to.
+    """Move one parameter of the centre alone, on the CPU, from the base or from `start`.
 
     Both are values of the parameter; `merge_steps` makes steps cheaper. Returns a new one, float32.
     """
@@ -232,7 +234,7 @@ def _mover(
     steps: Sequence[Step],
     adder: Callable[[tuple[Term, ...]], AddTerms],
 ) -> Callable[[str, torch.Tensor, torch.Tensor, Part], None]:
-    """A function that moves one weight, given its name, base and part, by these steps."""
+    """Return a function that moves one weight, given its name, base and part, by these steps."""
     starts = start_of(space.shapes)
     moves = [(step, [adder(group) for group in step.groups]) for step in steps]
 
@@ -251,14 +253,14 @@ def _mover(
 
 
 def _adder(space: SearchSpace, device: torch.device | None, terms: tuple[Term, ...]) -> AddTerms:
-    """Adds these terms to weights on a GPU, or on the CPU if None."""
+    """Return a function that adds these terms to weights on a GPU, or on the CPU if None."""
     if device is not None:
         return space.device_adder(terms, device)
     return lambda name, weight, part: space.add_terms_(name, weight, terms, part)
 
 
 def merge_steps(steps: Iterable[Step]) -> list[Step]:
-    """The same movement in as few steps as can be, so that a weight is read once for many."""
+    """Merge steps into as few as possible, so that a weight is read once for many."""
     merged: list[Step] = []
     plain: list[Term] = []
     decay = 0.0

@@ -42,7 +42,7 @@ DEVICE_PIECE = 2**24
 
 
 def decay_(weight: torch.Tensor, base: torch.Tensor, decay: float) -> None:
-    """W <- base + keep * (W - base), keep = float32(1 - decay), on any device; W <- base for 1.
+    """Set W <- base + keep * (W - base), keep = float32(1 - decay), on any device; W <- base for 1.
 
     The weight is contiguous float32; the base has as many elements, of any dtype, and may be on the
     CPU: it is copied piece by piece.
@@ -59,7 +59,7 @@ def decay_(weight: torch.Tensor, base: torch.Tensor, decay: float) -> None:
 
 
 def fingerprint_of(name: str, weight: torch.Tensor, part: Part | None = None) -> int:
-    """The contribution of a tensor to the centre's fingerprint, on any device: 0 ... 2⁶⁴ - 1.
+    """Compute a tensor's part of the centre's fingerprint, on any device: 0 ... 2⁶⁴ - 1.
 
     The weight is contiguous float32 and holds a part of the parameter of this name, all of it if
     None. Parts add up modulo 2⁶⁴. Waits for a GPU.
@@ -83,12 +83,12 @@ def fingerprint_of(name: str, weight: torch.Tensor, part: Part | None = None) ->
 
 
 def _piece_of(weight: torch.Tensor) -> int:
-    """Elements to work on at once: on the CPU they stay in the cache."""
+    """Return how many elements to work on at once: on the CPU they stay in the cache."""
     return PIECE if weight.device.type == "cpu" else DEVICE_PIECE
 
 
 def _multipliers(name: str) -> tuple[int, int]:
-    """A and b of a tensor: element i's bits count a + i · b times."""
+    """Return A and b of a tensor: element i's bits count a + i · b times."""
     digest = hashlib.blake2b(name.encode(), digest_size=16, person=b"fingerprint").digest()
     return int.from_bytes(digest[:8], "little") | 1, int.from_bytes(digest[8:], "little") & ~3 | 2
 
@@ -111,7 +111,7 @@ def start_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
 def set_to_offsets_(
     weight: torch.Tensor, base: torch.Tensor, offsets: Offsets, start: int, part: Part
 ) -> None:
-    """W <- base + offsets, rounded once to float32.
+    """Set W <- base + offsets, rounded once to float32.
 
     The weight, float32 on any device, is a `part` of the parameter; the base has as many elements
     of any dtype. The parameter's offsets are from `start` on among those of the search space.
@@ -212,7 +212,7 @@ def _muon_(
 
 
 def orthogonalised(matrix: torch.Tensor, iterations: int) -> torch.Tensor:
-    """U Vᵀ, nearly, of a matrix U S Vᵀ of any dtype: float64, the same bits on every machine.
+    """Return approximately U Vᵀ of a matrix U S Vᵀ: float64, the same bits on every machine.
 
     Five iterations bring singular values of 1/1000 and more near 1. Zeros stay zeros.
     """
@@ -232,13 +232,13 @@ def orthogonalised(matrix: torch.Tensor, iterations: int) -> torch.Tensor:
 
 
 def norm(matrix: torch.Tensor) -> float:
-    """The root of the sum of squares to about five digits, the same bits on every machine."""
+    """Compute the root of the sum of squares to five digits or so, the same bits on any machine."""
     x, largest = _whole_numbers(matrix)
     return _norm(x) / 2**18 * largest
 
 
 def _whole_numbers(matrix: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """A matrix over its largest number, in units of 2⁻¹⁸, as float64; and that number."""
+    """Return a matrix over its largest number, in units of 2⁻¹⁸, as float64; and that number."""
     largest = matrix.abs().max().double()
     if not largest:
         return torch.zeros_like(matrix, dtype=torch.float64), 0.0
@@ -251,5 +251,5 @@ def _norm(x: torch.Tensor) -> float:
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The product of two matrices in units of the grid, rounded to the grid."""
+    """Multiply two matrices in units of the grid, and round the product to the grid."""
     return torch.round((a @ b) / _GRID)

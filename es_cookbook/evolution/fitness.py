@@ -52,7 +52,7 @@ class Fitness(ABC):
 
     @abstractmethod
     def __call__(self, rewards_P_G: Floats, added: Added = ()) -> Floats:
-        """Fitness of each genome: finite, or NaN for a genome that lost all its rollouts.
+        """Return the fitness of each genome, NaN for a genome that lost all its rollouts.
 
         Args:
             rewards_P_G: rewards on the main problems.
@@ -75,7 +75,7 @@ class ZScore(Fitness):
     has_unit_variance: ClassVar[bool] = True
 
     def __call__(self, rewards_P_G: Floats, added: Added = ()) -> Floats:
-        """Scores minus their mean, over their (population) standard deviation."""
+        """Return scores minus their mean, over their (population) standard deviation."""
         scores_G = total_scores(rewards_P_G, added)
         present_G = np.isfinite(scores_G)
         if not scores_G[present_G].any():
@@ -97,7 +97,7 @@ class CentredRank(Fitness):
     """
 
     def __call__(self, rewards_P_G: Floats, added: Added = ()) -> Floats:
-        """The rank / (n - 1) - 1/2 over the n genomes that have a score."""
+        """Return rank / (n - 1) - 1/2 over the n genomes that have a score."""
         fitness_G = total_scores(rewards_P_G, added)
         present_G = np.isfinite(fitness_G)
         n = int(present_G.sum())
@@ -144,7 +144,7 @@ class PerProblemBaseline(Fitness):
     """
 
     def __call__(self, rewards_P_G: Floats, added: Added = ()) -> Floats:
-        """Scores over the global standard deviation of the rewards that were not lost.
+        """Return scores over the global standard deviation of the rewards that were not lost.
 
         That of the main problems' rewards; where they are all the same, scores as they are.
         """
@@ -159,7 +159,7 @@ class PerProblemBaseline(Fitness):
 
 
 def average_ranks(values: Floats, among: Floats) -> Floats:
-    """Ranks from 0 of numbers that are among others; ties share their average rank."""
+    """Return ranks from 0 of numbers that are among others; ties share their average rank."""
     ordered = np.sort(among)
     below = np.searchsorted(ordered, values, side="left")
     through = np.searchsorted(ordered, values, side="right")
@@ -167,7 +167,7 @@ def average_ranks(values: Floats, among: Floats) -> Floats:
 
 
 def reliability(rewards_P_G: Floats) -> float:
-    """Agreement of problems on which genomes are better: a measure of signal against luck.
+    """Measure how far problems agree on which genomes are better: signal against luck.
 
     The share of the variance of genomes' mean rewards that other problems would reproduce: 1 -
     (variance of a mean's error) / (variance of the means). That is Hoyt's coefficient (1941), or
@@ -197,7 +197,7 @@ def reliability(rewards_P_G: Floats) -> float:
 
 
 def total_scores(rewards_P_G: Floats, added: Added = ()) -> Floats:
-    """Scores on the main problems, plus weight times the scores on each of the others.
+    """Add weight times the scores on each of the other problems to those on the main ones.
 
     NaN for a genome without a main problem; one that lost all the others counts as average there.
 
@@ -261,7 +261,7 @@ def centred_scores(rewards_P_G: Floats) -> Floats:
 
 
 def _without_rounding(scores_G: Floats, scale: float) -> Floats:
-    """Scores, all zero when they differ by no more than the rounding of numbers of this scale."""
+    """Return the scores, all zero if they differ by no more than rounding at this scale."""
     scored_G = ~np.isnan(scores_G)
     if scored_G.any() and float(np.ptp(scores_G[scored_G])) <= TIE * scale:
         scores_G[scored_G] = 0.0

@@ -83,7 +83,7 @@ class Offsets:
 
     @staticmethod
     def of(values: NDArray[np.floating]) -> "Offsets":
-        """These coordinates, rounded to float32.
+        """Round these coordinates to float32.
 
         >>> Offsets.of(np.array([0.5, -1.0])).array
         array([ 0.5, -1. ], dtype=float32)
@@ -115,7 +115,7 @@ class Rule(ABC):
 
     @abstractmethod
     def group_sizes(self, num_terms: int) -> Sequence[int]:
-        """Sizes of the groups of consecutive terms into which a step's terms are divided.
+        """Return the sizes of the groups of consecutive terms that a step's terms are divided into.
 
         Raises:
             ValueError: The rule is for another number of terms.
@@ -123,7 +123,7 @@ class Rule(ABC):
 
     @abstractmethod
     def rms(self, coefficients_S: Sequence[float]) -> float:
-        """Approximate RMS of the update over the parameters, given the terms' coefficients."""
+        """Return the RMS of the last generation's sum without rounding."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -315,7 +315,7 @@ RULES: Mapping[str, type[Rule]] = {
 
 
 def rule_to_plain(rule: Rule) -> Mapping[str, object]:
-    """A rule as JSON values: its name as "kind", and its fields; offsets in base64."""
+    """Return a rule as JSON values: its name as "kind", and its fields; offsets in base64."""
     (kind,) = (name for name, of_kind in RULES.items() if of_kind is type(rule))
     values = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
     return {"kind": kind} | {
@@ -325,7 +325,7 @@ def rule_to_plain(rule: Rule) -> Mapping[str, object]:
 
 
 def rule_from_plain(plain: Mapping[str, object]) -> Rule:
-    """Undo `rule_to_plain`.
+    """Read a rule that `rule_to_plain` wrote.
 
     Raises:
         ValueError: An unknown kind, or fields that are not those of the rule.
@@ -341,7 +341,7 @@ def rule_from_plain(plain: Mapping[str, object]) -> Rule:
 
 
 def _value(name: str, of_type: object, found: object) -> object:
-    """A field's value from a JSON value."""
+    """Convert a JSON value to a field's value."""
     if of_type is Offsets and isinstance(found, str):
         return Offsets(base64.b64decode(found, validate=True))
     is_list = isinstance(found, list)
@@ -359,7 +359,7 @@ _ELEMENTS: Mapping[object, type] = {tuple[int, ...]: int, tuple[float, ...]: flo
 
 
 def grouped(items: Sequence[_T], counts: Sequence[int]) -> list[Sequence[_T]]:
-    """Consecutive groups of these sizes.
+    """Return consecutive groups of these sizes.
 
     >>> grouped("abc", (1, 2))
     ['a', 'bc']

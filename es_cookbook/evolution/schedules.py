@@ -30,11 +30,11 @@ class Schedule(ABC):
 
     @abstractmethod
     def __call__(self, generation: int, num_generations: int) -> float:
-        """The factor of `generation`, counted from 0, in a run of `num_generations`."""
+        """Return the factor of `generation`, counted from 0, in a run of `num_generations`."""
 
 
 def schedule_field(doc: str, default: str = "none") -> Schedule:
-    """The field of a config for a factor over the run; constant by default."""
+    """Return the field of a config for a factor over the run; constant by default."""
     return Names(SCHEDULE_NAMES, default).field(doc)
 
 
@@ -74,7 +74,7 @@ class Cosine(Linear):
     """
 
     def __call__(self, generation: int, num_generations: int) -> float:
-        """The cosine, final + (1 - final) · (1 + cos(π · progress)) / 2."""
+        """Return the cosine, final + (1 - final) · (1 + cos(π · progress)) / 2."""
         cosine = math.cos(math.pi * progress(generation, num_generations))
         return self.final + (1.0 - self.final) * (1.0 + cosine) / 2
 
@@ -132,7 +132,7 @@ class Table(Schedule):
                 raise ConfigError(f"factors must be 0 or more, found {factor}")
 
     def __call__(self, generation: int, num_generations: int) -> float:
-        """Piecewise linear in the generation; the run's length does not matter."""
+        """Interpolate linearly in the generation; the run's length does not matter."""
         del num_generations
         points = zip(self.generations, self.factors, strict=True)
         for (start, first), (end, last) in pairwise(points):
@@ -164,7 +164,7 @@ class HotSteps(Schedule):
         check_range(self, "factor", at_least=0)
 
     def __call__(self, generation: int, num_generations: int) -> float:
-        """The table's, or `factor` in the generations `every`, 2 · `every`, … after its end."""
+        """Return the table's factor, or `factor` every `every` generations after its end."""
         after = generation - self.schedule.generations[-1]
         is_hot = after > 0 and after % self.every == 0
         return self.factor if is_hot else self.schedule(generation, num_generations)
@@ -226,7 +226,7 @@ def progress(generation: int, num_generations: int) -> float:
 
 
 def warmup(generation: int, num_warmup_generations: int) -> float:
-    """Linear warm-up over n generations: 1/n, 2/n, … 1, and 1 from then on; n = 0 is none.
+    """Return the factor of a linear warm-up over n generations: 1/n, 2/n, … 1, and then 1.
 
     >>> [warmup(generation, 4) for generation in range(5)]
     [0.25, 0.5, 0.75, 1.0, 1.0]

@@ -54,7 +54,7 @@ class Pace:
     sampled: float
 
     def seconds(self, prompt_tokens: float, sampled_tokens: float) -> float:
-        """The time of one rollout among many."""
+        """Estimate the time of one rollout among many."""
         return prompt_tokens * self.prompt + sampled_tokens * self.sampled
 
 
@@ -132,7 +132,7 @@ class CentreAnswers:
         return max(map(_num_said, self.answers_P))
 
     def shortened(self, num_answers: int, num_tokens: int) -> "CentreAnswers":
-        """The first answers, and of each rollout the first tokens that the model said."""
+        """Keep the first answers, and in each rollout the first tokens that the model said."""
         answers_P = [_shortened(each, num_tokens) for each in self.answers_P[:num_answers]]
         before, now = (sum(map(_num_said, each)) for each in (self.answers_P, answers_P))
         share = (now / len(answers_P)) / (before / len(self.answers_P))
@@ -227,7 +227,7 @@ class _Rollout:
         return is_full and self.room < self.most
 
     def answers(self, tokenizer: Tokenizer) -> Iterator[Answer]:
-        """Its answers; the first has the reward and the gold answer, as far as they are known."""
+        """Yield its answers; the first has the reward and the gold answer, if they are known."""
         reward = self.reward if self.problem.is_graded and not self.is_cut else math.nan
         gold = gold_of(self.problem)
         for turn in self.trajectory.transitions:
@@ -239,7 +239,7 @@ class _Rollout:
             reward, gold = math.nan, None
 
     def expected_tokens(self, is_last: float) -> float:
-        """Tokens with all the room, if any token ends an answer with this probability."""
+        """Estimate the tokens with all the room; `is_last` is how often a token is the last."""
         left = (self.most - self.room) * sum(map(self._cuts, self.trajectory.transitions))
         more = -math.expm1(-is_last * left) / is_last if is_last else left
         return self.trajectory.num_tokens + more
@@ -248,7 +248,7 @@ class _Rollout:
 async def measured_pace(
     sampler: PopulationSampler, answers: CentreAnswers, new_P: Sequence[EnvGroupBuilder]
 ) -> Pace:
-    """Seconds per token while many answers are sampled at once.
+    """Measure the seconds per token while many answers are sampled at once.
 
     Prompts are timed on problems that the engine has not read yet; without any, a token of a prompt
     is taken to cost as much as one of an answer.
@@ -276,7 +276,7 @@ async def measured_pace(
 async def _timed(
     sampler: PopulationSampler, observations: Sequence[Observation], room: int
 ) -> tuple[float, int]:
-    """Seconds and tokens of the centre's answers of at most so many tokens."""
+    """Return seconds and tokens of the centre's answers of at most `room` tokens."""
     params = chz.replace(sampler.sampling, max_tokens=min(room, sampler.sampling.max_tokens))
     num_tokens, began = 0, time.perf_counter()
 

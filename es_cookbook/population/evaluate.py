@@ -128,7 +128,7 @@ async def attempt(
     attempts: int = 1,
     temperature: float = 0.0,
 ) -> list[TrajectoryGroup]:
-    """The centre's attempts at problems, with the sampling seeds of every evaluation of the run.
+    """Run the centre's attempts at problems, with the sampling seeds of all evaluations of the run.
 
     `population.results.results_of` makes arrays of them, which have intervals and can be compared.
 
@@ -142,7 +142,7 @@ async def attempt(
 def summary(
     groups_P: Sequence[TrajectoryGroup], attempts: int, extra_P: Sequence[TrajectoryGroup] = ()
 ) -> dict[str, float]:
-    """The means of an evaluation, by the names that `evaluate` gives them without `test/`.
+    """Return the means of an evaluation, by the names that `evaluate` gives them without `test/`.
 
     For the extra problems, only their Envs' metrics, and lost rollouts.
     """
@@ -157,12 +157,12 @@ def summary(
 
 
 def ks_of(attempts: int) -> list[int]:
-    """The k for which pass@k is reported: powers of two up to the attempts, and all of them."""
+    """Return the k of pass@k: powers of two up to the attempts, and all of them."""
     return list(dict.fromkeys((*(2**power for power in range(attempts.bit_length())), attempts)))
 
 
 def majority_ks_of(attempts: int) -> list[int]:
-    """The k for which maj@k is reported, from 3: of two attempts, most are both or any."""
+    """Return the k of maj@k, from 3, because a majority of two is both or either."""
     return [k for k in ks_of(attempts) if k > 2]
 
 

@@ -83,7 +83,7 @@ class Attempt:
     num_calls: int = 0
 
     def answering(self, target: Target) -> Host:
-        """The host that answers for a target.
+        """Return the host that answers for a target.
 
         Raises:
             RequestError: The genome's host has gone on to others, or to the next generation.
@@ -245,7 +245,7 @@ class RolloutGroup:
             _logger.warning("closing a group of %s failed: %s", self._name, told)
 
     def result(self) -> TrajectoryGroup:
-        """The group as an array of genomes x attempts."""
+        """Return the group as an array of genomes x attempts."""
         given = self._group_rewards
         return TrajectoryGroup(
             self._by_genome(self._trajectories),
@@ -303,7 +303,7 @@ class RolloutGroup:
             self._group_rewards = [self._kept(i, each) for i, each in enumerate(given)]
 
     def _kept(self, i: int, given: GroupReward | LostRollout) -> GroupReward:
-        """A group reward; where the group lost the rollout, none, and the rollout is lost."""
+        """Return a group reward; if it is a lost rollout, mark it as lost and return 0."""
         if isinstance(given, GroupReward):
             return given
         self._trajectories[i] = given
@@ -312,7 +312,7 @@ class RolloutGroup:
 
 @contextlib.asynccontextmanager
 async def running(groups_P: Sequence[RolloutGroup], watch: Watch) -> AsyncGenerator[None]:
-    """Inside, attempts at these problems run; in the end all groups are closed.
+    """Run attempts at these problems in the block, and close all groups at its end.
 
     Task groups wrap errors; this raises the one error that the user should read.
     """
@@ -393,6 +393,6 @@ def _lost(error: BaseException) -> LostRollout:
 
 
 def _what_stops(error: BaseException) -> BaseException | None:
-    """The error in a group that no other rollout would survive, if there is one."""
+    """Return the error in a group that no other rollout would survive, if there is one."""
     kinds = KeyboardInterrupt | RequestError | EngineError
     return next((each for each in leaves(error) if isinstance(each, kinds)), None)

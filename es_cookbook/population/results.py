@@ -50,7 +50,7 @@ _AT_ONCE = 4_000_000
 
 
 def wilson_interval(successes: float, count: float) -> Interval:
-    """The interval of a share: `successes` of `count` independent problems.
+    """Return the interval of a share: `successes` of `count` independent problems.
 
     >>> low, high = wilson_interval(0, 10)
     >>> low, round(high, 4)
@@ -74,7 +74,7 @@ def share_interval(
     weights_P: NDArray[np.float64] | None = None,
     attempts: float = math.inf,
 ) -> Interval:
-    """The interval of a share, given that of each problem.
+    """Return the interval of a share, given that of each problem.
 
     As many independent attempts have the variance that the mean has by its problems:
 
@@ -113,7 +113,9 @@ def share_interval(
 def bootstrap_interval(
     values_P: NDArray[np.float64], seed: int, resamples: int = RESAMPLES
 ) -> Interval:
-    """The interval of a mean over problems; NaN without any. For zeros and ones, `share_interval`.
+    """Return the interval of a mean over problems; NaN without any.
+
+    For zeros and ones it is `share_interval`.
 
     Args:
         values_P: a value per problem, none NaN.
@@ -143,7 +145,7 @@ def _bootstrap(values_P: NDArray[np.float64], seed: int, resamples: int = RESAMP
 def paired_bootstrap(
     first_P: NDArray[np.float64], second_P: NDArray[np.float64], seed: int
 ) -> Interval:
-    """The interval of the mean of `first_P - second_P`, two values of the same problems.
+    """Return the interval of the mean of `first_P - second_P` on the same problems.
 
     Where all of them are shares, half a problem is added to each way in which two can differ, and
     to each in which they can be the same: few or no changes do not make sure that there are none.
@@ -162,7 +164,7 @@ def paired_bootstrap(
 
 
 def mcnemar(fixed: int, broken: int) -> float:
-    """The chance of a split at least as uneven if each changed problem went either way alike.
+    """Return the probability of a split at least as uneven if both directions are equally likely.
 
     Two-sided; problems that did not change say nothing.
 
@@ -269,7 +271,7 @@ class Results:
         return any(answer is not None for answers in self.answers_P for answer in answers)
 
     def values(self, metric: str) -> NDArray[np.float64]:
-        """`values_P_K`; NaN where an attempt was lost or did not report the metric.
+        """Return `values_P_K`, with NaN where an attempt was lost or did not report the metric.
 
         Raises:
             ConfigError: No attempt reported it; names the nearest.
@@ -283,7 +285,7 @@ class Results:
         tag: str | None = None,
         resamples: int = RESAMPLES,
     ) -> Estimate:
-        """The mean of a metric over all problems, or those with a tag; NaN without any.
+        """Estimate the mean of a metric over all problems, or those with a tag; NaN without any.
 
         As `evaluate` reports it: of the reward the mean of the problems' means, of others the mean
         over attempts.
@@ -308,7 +310,9 @@ class Results:
         return Estimate(value, low, high, "bootstrap", len(means_P), is_share, len(present))
 
     def pass_at(self, k: int, metric: str = SOLVED) -> Estimate:
-        """The chance that one of k attempts solves a problem, over problems with k attempts left.
+        """Estimate the chance that one of k attempts solves a problem.
+
+        It is over the problems that have k attempts left.
 
         An attempt solves it whose metric is 1 or more.
 
@@ -319,7 +323,7 @@ class Results:
         return self._estimate_of_shares(scores_P[~np.isnan(scores_P)])
 
     def majority_at(self, k: int, metric: str = SOLVED) -> Estimate:
-        """The metric of the answer that most of k attempts give (maj@k), over all problems.
+        """Estimate the metric of the answer that most of k attempts give (maj@k), over problems.
 
         The mean over as many separate sets of k attempts as there are, one after the other.
 
@@ -335,7 +339,7 @@ class Results:
         return Estimate(_mean(values_P), low, high, "Wilson", len(values_P), True, answers)
 
     def voted(self, metric: str) -> "Results":
-        """The same with the metric `VOTE`: that of the answer that most of the attempts give."""
+        """Add the metric `VOTE`: that of the answer that most of the attempts give."""
         values_P_K = self.values(metric)
         votes_P = majorities(self.answers_P, values_P_K, self.attempts)
         votes_P_G_K = np.broadcast_to(votes_P[:, None, None], self.outcomes.rewards_P_G_K.shape)
@@ -348,7 +352,7 @@ class Results:
 def majorities(
     answers_P: Sequence[Sequence[str | None]], values_P_K: NDArray[np.float64], k: int
 ) -> NDArray[np.float64]:
-    """The value of the majority's answer among k attempts, for each problem.
+    """Return the value of the majority's answer among k attempts, for each problem.
 
     Attempts without an answer do not vote. Answers with equally many votes count alike;
     without any the problem is worth 0.
@@ -382,7 +386,7 @@ def majorities(
 def results_of(
     env_group_builders_P: Sequence[EnvGroupBuilder], groups_P: Sequence[TrajectoryGroup]
 ) -> Results:
-    """The results of one policy's rollouts of these problems."""
+    """Collect the results of one policy's rollouts of these problems."""
     return Results(
         names_P=problem_names(env_group_builders_P),
         tags_P=[group.tags for group in groups_P],
@@ -402,7 +406,7 @@ def results_of(
 
 
 def problem_names(env_group_builders_P: Sequence[EnvGroupBuilder]) -> list[str]:
-    """The name of each problem; its number if it has none."""
+    """Return the name of each problem; its number if it has none."""
     return [
         str(getattr(builder, "name", "") or f"problem {p}")
         for p, builder in enumerate(env_group_builders_P)
@@ -435,7 +439,7 @@ def compare(
     seed: int = 0,
     problems: Sequence[int] | None = None,
 ) -> Comparison:
-    """Improvement of the first over the second, on the same problems.
+    """Measure the improvement of the first over the second, on the same problems.
 
     Args:
         first: results of one policy.
@@ -471,7 +475,7 @@ def compare(
 
 
 def _means(values_P_K: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A problem's mean over the attempts that have a value; NaN without any."""
+    """Return each problem's mean over the attempts that have a value; NaN without any."""
     return mean_over_attempts(values_P_K[:, None, :])[:, 0]
 
 

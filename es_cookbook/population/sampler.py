@@ -266,7 +266,7 @@ class PopulationSampler:
     def _check_asking(
         self, env_group_builders_P: Sequence[EnvGroupBuilder], num_genomes: int
     ) -> bool:
-        """Whether group rewards ask genomes, which are then resident together."""
+        """Return whether group rewards ask genomes, which then must be resident together."""
         capacity = self.engine.traits.capacity
         asking = [builder for builder in env_group_builders_P if builder.asks_genomes]
         if asking and num_genomes > capacity:
@@ -286,7 +286,7 @@ class PopulationSampler:
         size: tuple[int, int],
         sampling: SamplingParams,
     ) -> AsyncGenerator["_Rollouts"]:
-        """Inside, the rollouts of a training generation run, or of an evaluation if None.
+        """Run the rollouts of a training generation in the block, or of an evaluation if None.
 
         `size` is how many genomes there are, and attempts of each at a problem.
         """
@@ -364,7 +364,7 @@ class PopulationSampler:
 
 
 def _earns(problem: EnvGroupBuilder) -> bool:
-    """Whether each attempt has a reward by itself, and one that tells how good it is."""
+    """Return whether each attempt has its own reward, and this tells how good the attempt is."""
     problem = unchanged(problem)
     alone = type(problem).compute_group_rewards is EnvGroupBuilder.compute_group_rewards
     return alone and problem.is_graded
@@ -381,14 +381,14 @@ class _Rollouts:
 
 
 def _kind(lost: LostRollout) -> tuple[str, str]:
-    """The class of the exception, and the last line of code in its traceback."""
+    """Return the class of the exception, and the last line of code in its traceback."""
     places = [line for line in lost.traceback.split("\n") if line.startswith("  File ")]
     return lost.reason.partition(":")[0], places[-1] if places else ""
 
 
 @contextlib.contextmanager
 def rare_garbage_collection() -> Generator[None]:
-    """Inside, the garbage collector ignores existing objects, and checks others less often.
+    """Make the garbage collector ignore existing objects, and run less often, for a block.
 
     A generation makes tens of thousands of objects, and hardly any of them need the collector.
     Without this it walks the model and the libraries again each time, and the rollouts under way

@@ -65,7 +65,7 @@ class BlockScheduler:
         self._taken.clear()
 
     def take(self, label: str, num_engines: int, capacity: int) -> _Block:
-        """Genomes for an engine that is free.
+        """Take genomes for an engine that is free.
 
         Args:
             label: the engine's.
@@ -90,7 +90,7 @@ class BlockScheduler:
         self._speeds[block.label] = len(block.range_G) / took
 
     def _share(self, label: str, num_engines: int) -> float:
-        """An engine's part of the speed of all; unknown speeds are the mean of those known."""
+        """Return an engine's share of the speed of all; unknown speeds are the mean of others."""
         others = [speed for name, speed in self._speeds.items() if name != label]
         own = self._speeds.get(label) or (fmean(others) if others else 1.0)
         return own / (own + (num_engines - 1) * (fmean(others) if others else own))
@@ -162,7 +162,7 @@ class InOrder(Generic[_T]):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def result(self, generation: int) -> _T:
-        """The result of a generation, once its rollouts have ended; to be called in order.
+        """Wait for the result of a generation; to be called in order.
 
         Raises:
             ESCookbookError: As the attempt.

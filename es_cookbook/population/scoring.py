@@ -97,7 +97,7 @@ class Scoring:
     def results(
         self, asked: Asked, batch_groups_P: Sequence[TrajectoryGroup]
     ) -> Sequence[ProblemResult]:
-        """Results for the history, if the objective follows them; else nothing."""
+        """Return results for the history, if the objective follows them; else nothing."""
         if not self.objective.follows_results:
             return ()
         keys_P = [next(iter(each.digests), p) for p, each in enumerate(asked.batch_P)]
@@ -118,7 +118,7 @@ class Scoring:
         answers_P: Sequence[EnvGroupBuilder] = (),
         answered_P: Sequence[TrajectoryGroup] = (),
     ) -> Asked:
-        """Problems that the genomes attempt: the batch's, then each regulariser's.
+        """Return the problems that the genomes attempt: the batch's, then each regulariser's.
 
         With a surrogate, `answers_P` in place of the batch's problems, which the centre attempted.
         """
@@ -163,7 +163,7 @@ class Scoring:
 def loaded(
     regularisers: Sequence[Regulariser], engine: Engine, run_seed: int
 ) -> list[tuple[float, AddedProblems]]:
-    """Weight and problems of each regulariser, in the order that the run's seed gives its rows.
+    """Load the weight and problems of each regulariser, in an order by the run's seed.
 
     Raises:
         DataError: A row that cannot be used.
@@ -173,7 +173,7 @@ def loaded(
 
 
 def reward_metrics(rewards_P_G: NDArray[np.float64]) -> Mapping[str, float]:
-    """`reward/...` over problems and genomes; lost rollouts are left out, and NaN where all are.
+    """Return `reward/...` over problems and genomes, without lost rollouts; NaN if all were lost.
 
     >>> reward_metrics(np.array([[0.0, 1.0], [0.5, np.nan]]))["reward/max_genome"]
     1.0

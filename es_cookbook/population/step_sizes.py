@@ -90,7 +90,7 @@ class FoundSigma:
     is_largest: bool = False
 
     def table(self) -> str:
-        """The losses as readable text."""
+        """Return the losses as readable text."""
         reason = f"where they lose {LOSS:g}"
         if self.is_largest:
             reason = "the largest of this search space"
@@ -107,7 +107,7 @@ async def find_sigma(
     batch_P: Sequence[EnvGroupBuilder],
     answers: CentreAnswers | None = None,
 ) -> FoundSigma:
-    """The σ at which the centre's answers lose `LOSS`, to two digits.
+    """Find the σ at which the centre's answers lose `LOSS`, to two digits.
 
     Args:
         sampler: samples as the run does, one attempt each; genomes' seeds follow from its own.
@@ -152,7 +152,7 @@ class _Search:
         self.shortened = ""
 
     async def crossing(self) -> float:
-        """The σ at which the loss is `LOSS`.
+        """Find the σ at which the loss is `LOSS`.
 
         Raises:
             ConfigError: No σ of a wide range has that loss.
@@ -217,7 +217,7 @@ class _Search:
         return scores_P_G
 
     async def _loss_at(self, sigma: float) -> float:
-        """Loss per answer, in nats.
+        """Measure the loss per answer, in nats.
 
         Raises:
             ConfigError: The σ is out of range.
@@ -240,7 +240,7 @@ class _Search:
         return losses[sigma]
 
     def _estimate(self, sigma: float) -> float:
-        """The σ at which the loss is `LOSS`, from losses on both sides, or from the last one."""
+        """Estimate the σ at which the loss is `LOSS`, from losses on both sides or the last one."""
         low = max((each for each, loss in self.losses.items() if loss < LOSS), default=0.0)
         above = (each for each, loss in self.losses.items() if loss >= LOSS and each > low)
         high = min(above, default=math.inf)
@@ -251,7 +251,10 @@ class _Search:
 
 
 def _crossing(low: float, loss_low: float, high: float, loss_high: float) -> float:
-    """The σ at which a power law through both reaches `LOSS`; its exponent is near 2, at most 4."""
+    """Return the σ at which a power law through both losses reaches `LOSS`.
+
+    Its exponent is near 2, and at most 4.
+    """
     exponent = math.log(loss_high / max(loss_low, loss_high * (low / high) ** 4), high / low)
     return high * (LOSS / loss_high) ** (1 / exponent)
 
@@ -261,7 +264,7 @@ def _two_digits(value: float) -> float:
 
 
 def learning_rate(sigma: float, population_size: int, factors_T: Sequence[float]) -> float:
-    """α of plain ES, whose steps' noise adds up to `DRIFT` · σ, to two digits.
+    """Return α of plain ES, whose steps' noise adds up to `DRIFT` · σ, to two digits.
 
     α is multiplied by `factors_T`, one per generation.
     """
@@ -271,7 +274,7 @@ def learning_rate(sigma: float, population_size: int, factors_T: Sequence[float]
 
 
 def options_of(optimizer: OptimizerBuilder, sigma: float, num_generations: int) -> dict[str, float]:
-    """The optimizer's options that are `auto`, at this σ."""
+    """Return the values of the optimizer's options that are `auto`, at this σ."""
     factors_T = [optimizer.rate_factor(each, num_generations) for each in range(num_generations)]
     es: dict[str, object] = {
         "sigma": sigma,

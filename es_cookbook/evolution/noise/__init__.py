@@ -70,7 +70,7 @@ _SIGNS_OF_BYTE = np.where(
 def noise(
     seed: int, name: str, shape: tuple[int, ...], kind: NoiseKind = "gaussian"
 ) -> NDArray[np.float32]:
-    """The noise tensor ε(seed, name).
+    """Return the noise tensor ε(seed, name).
 
     Args:
         seed: 0 ... 2^63 - 1.
@@ -91,7 +91,7 @@ def noise(
 def noise_of_seeds(
     seeds_S: Sequence[int], name: str, shape: tuple[int, ...], kind: NoiseKind = "gaussian"
 ) -> NDArray[np.float32]:
-    """`noise` of many seeds at once, (seeds, *shape): much faster where tensors are small.
+    """Return `noise` of many seeds, (seeds, *shape): much faster where tensors are small.
 
     Raises:
         ValueError: A seed or kind that does not fit.
@@ -109,7 +109,7 @@ def noise_range(
     kind: NoiseKind = "gaussian",
     out: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
-    """Elements `start` ... `stop` - 1 of the flattened noise tensor, without generating the others.
+    """Return elements `start` ... `stop` - 1 of the flattened noise, without making the others.
 
     Args:
         seed: 0 ... 2^63 - 1.
@@ -136,7 +136,7 @@ def noise_range(
 def _write(
     seeds_S: Sequence[int], name: str, start: int, out_S: NDArray[np.float32], kind: NoiseKind
 ) -> None:
-    """Elements `start` ... of each seed's noise, a row of `out_S` each."""
+    """Write elements `start` ... of each seed's noise, a row of `out_S` each."""
     for seed in (min(seeds_S), max(seeds_S)) if seeds_S else ():
         if not 0 <= seed <= MAX_SEED:
             raise ValueError(f"a seed must be a 63-bit integer (0 to 2**63 - 1), found {seed}")
@@ -168,7 +168,7 @@ def _write_signs(seed: int, name: str, start: int, out: NDArray[np.float32]) -> 
 
 
 def uniform_range(seed: int, name: str, start: int, stop: int) -> NDArray[np.float32]:
-    """Elements `start` ... `stop` - 1 of the flattened tensor of uniform numbers.
+    """Return elements `start` ... `stop` - 1 of the flattened tensor of uniform numbers.
 
     If a noise tensor has the same name, the two are not independent.
     """
@@ -177,7 +177,7 @@ def uniform_range(seed: int, name: str, start: int, stop: int) -> NDArray[np.flo
 
 
 def lanes_range(seed: int, name: str, start: int, stop: int) -> NDArray[np.uint16]:
-    """The 16-bit lanes of elements `start` ... `stop` - 1, the indices into the gaussian table.
+    """Return the 16-bit lanes of elements `start` ... `stop` - 1: indices into the gaussian table.
 
     If a noise tensor has the same name, the two are not independent.
     """
@@ -189,13 +189,13 @@ def lanes_range(seed: int, name: str, start: int, stop: int) -> NDArray[np.uint1
 
 @functools.cache
 def name_key(name: str) -> int:
-    """Second half of the key: 64-bit BLAKE2b of the parameter's name, little end first."""
+    """Return the key's second half: 64-bit BLAKE2b of the parameter's name, little end first."""
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 def words(seed: int, name: str, first_block: int, num_blocks: int) -> NDArray[np.uint64]:
-    """Blocks `first_block` ... of the stream with key (seed, `name_key(name)`), four words each.
+    """Return blocks `first_block` ... of the stream of key (seed, `name_key(name)`), 4 words each.
 
     Words are little-endian in memory on every machine.
     """
@@ -230,7 +230,7 @@ CHECKSUM = "65561716612ffbcbfd947ed80353b542"
 
 
 def normal_quantiles() -> NDArray[np.float64]:
-    """The upper half of the table before it is rounded to float32, ascending from the median."""
+    """Return the table's upper half before rounding to float32, ascending from the median."""
     inverse = NormalDist().inv_cdf
     half = np.array(
         [inverse((k + 0.5) / LANE_VALUES) for k in range(LANE_VALUES // 2, LANE_VALUES)]
@@ -240,7 +240,7 @@ def normal_quantiles() -> NDArray[np.float64]:
 
 @functools.cache
 def normal_table() -> NDArray[np.float32]:
-    """Q, read-only.
+    """Return Q, read-only.
 
     Raises:
         RuntimeError: This machine computes another table than the one all noise is defined by.
@@ -258,7 +258,7 @@ def normal_table() -> NDArray[np.float32]:
 
 
 def checksum(values: NDArray[np.float32]) -> str:
-    """BLAKE2b-128 of the values' little-endian bytes."""
+    """Return BLAKE2b-128 of the values' little-endian bytes."""
     return hashlib.blake2b(values.astype("<f4").tobytes(), digest_size=16).hexdigest()
 
 
@@ -280,13 +280,13 @@ class Part:
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> Self:
-        """All of a parameter of this shape."""
+        """Return all of a parameter of this shape."""
         width = math.prod(shape[1:])
         return cls((0, math.prod(shape[:1])), (0, width), width)
 
     @classmethod
     def within(cls, shape: tuple[int, ...], rows: slice, columns: slice) -> Self:
-        """These rows and columns of a parameter of this shape."""
+        """Return these rows and columns of a parameter of this shape."""
         height, width = shape
         return cls(rows.indices(height)[:2], columns.indices(width)[:2], width)
 
@@ -299,7 +299,7 @@ class Part:
         return math.prod(self.shape)
 
     def spans(self) -> Iterator[range]:
-        """Indices of its elements in the whole parameter, C order, as runs of maximal length."""
+        """Yield its elements in the whole parameter, in C order, as runs of maximal length."""
         first, last = self.columns
         if (first, last) == (0, self.width):
             yield range(self.rows[0] * self.width, self.rows[1] * self.width)
@@ -325,11 +325,11 @@ class Partitions:
     number: int = 1
 
     def group(self, seed: int) -> int:
-        """A seed's group in its partition."""
+        """Return a seed's group in its partition."""
         return seed % SEEDS_OF_PARTITION % self.number
 
     def runs(self, name: str, seed: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Runs of elements `start` ... `stop` - 1 of a parameter that are in a seed's group.
+        """Yield runs of elements `start` ... `stop` - 1 of a parameter that are in a seed's group.
 
         Yields:
             First elements, and those past the last.
@@ -362,5 +362,5 @@ def partition_seed(seed: int, i: int) -> int:
 
 
 def partition_name(name: str) -> str:
-    """Key of the words that divide a parameter."""
+    """Return the key of the words that divide a parameter."""
     return f"{name}.partition"

@@ -21,7 +21,7 @@ _Loop = TypeVar("_Loop", bound=Callable[..., Any])
 
 
 def features() -> str:
-    """The processor's features that loops may use, in LLVM's words: "+avx2,-avx512f" and so on.
+    """Return the processor's features that loops may use, as LLVM writes them: "+avx2,-avx512f".
 
     `NUMBA_CPU_FEATURES` sets them. `ATEN_CPU_CAPABILITY=avx2`, which holds torch to AVX2, holds
     loops to it as well.

@@ -27,7 +27,7 @@ _Word: TypeAlias = np.uint64
 
 
 def _high(_: Any, a: Any, b: Any) -> tuple[Any, Callable[..., Any]]:
-    """The upper half of the product of two words: one instruction, which Python lacks."""
+    """Return the upper half of the product of two words: one instruction, which Python lacks."""
 
     def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
         del context, signature
@@ -98,7 +98,7 @@ _WIDTH = 1024
 
 @compiled("void(float32[:,::1], float32[:,:], float32[:,::1])")
 def add_outer_products_(weight: Numbers, columns: Numbers, rows: Numbers) -> None:
-    """W <- W + columns[n][:, None] * rows[n][None, :], for each n in order, in place.
+    """Add columns[n][:, None] * rows[n][None, :] to W, for each n in order, in place.
 
     Args:
         weight: (rows of W, columns of W).

@@ -72,7 +72,7 @@ class _Runs(NamedTuple):
 
 
 def _as_rows(weight: torch.Tensor, part: Part | None) -> tuple[Part, torch.Tensor]:
-    """The part that a weight holds, a whole parameter if None, and the weight as its rows.
+    """Return the part that a weight holds, the whole if None, and the weight as its rows.
 
     Raises:
         RuntimeError: It does not hold this part, or not in rows and columns.
@@ -86,7 +86,7 @@ def _as_rows(weight: torch.Tensor, part: Part | None) -> tuple[Part, torch.Tenso
 
 
 def _part_runs(part: Part) -> _Runs:
-    """A part's elements, in as few runs as can be."""
+    """Return a part's elements, in as few runs as possible."""
     start = part.rows[0] * part.width + part.columns[0]
     if part.shape[1] == part.width:
         return _Runs(start, 0, 1, part.num_elements)
@@ -96,7 +96,7 @@ def _part_runs(part: Part) -> _Runs:
 def _tiles_of(
     runs: _Runs, kind: NoiseKind, blocks: int | None = None
 ) -> tuple[int, tuple[int, int, int, int], dict[str, object]]:
-    """The tiling of runs, in tiles of `blocks` blocks, or a suitable number if None.
+    """Tile runs, in tiles of `blocks` blocks, or a suitable number if None.
 
     Returns:
         The number of programs, their arguments `start` ... `tiles_across`, and their settings.
@@ -133,7 +133,7 @@ def launch(
 
 @functools.cache
 def _table(device: torch.device) -> torch.Tensor:
-    """Q on a device."""
+    """Return Q on a device."""
     on_device = torch.from_numpy(normal_table().copy()).to(device)
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()  # Other streams will read it too.
@@ -141,7 +141,7 @@ def _table(device: torch.device) -> torch.Tensor:
 
 
 def _key_of(name: str) -> int:
-    """`name_key` as a signed number of the same bits: Triton then always takes 64."""
+    """Return `name_key` as a signed number of the same bits: Triton then always takes 64."""
     key = name_key(name)
     return key - 2**64 if key >= 2**63 else key
 
@@ -173,7 +173,7 @@ DeviceTerms: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
 def device_terms(terms: Sequence[Term], device: torch.device, rank: int = 1) -> DeviceTerms:
-    """Terms with scale float32(coefficient / √rank); the rank of dense noise is 1.
+    """Send terms with scale float32(coefficient / √rank); the rank of dense noise is 1.
 
     Those whose scale is 0 are left out: they change no bit (-0.0 too).
     """
@@ -191,7 +191,7 @@ def add_dense_(
     part: Part | None = None,
     partitions: Partitions = UNDIVIDED,
 ) -> None:
-    """W <- W + scale · ε(seed, name), for each term in order, as `FullRankSpace` adds them.
+    """Add scale · ε(seed, name) to W, for each term in order, as `FullRankSpace` does.
 
     W is float32, contiguous or with two axes. Each term is added to the runs of its
     group of a partition.
@@ -235,7 +235,7 @@ def add_low_rank_(
     kind: NoiseKind = "gaussian",
     part: Part | None = None,
 ) -> None:
-    """W <- W + (scale * A[:, k])[:, None] * B[:, k][None, :], as `LowRankSpace` adds terms.
+    """Add (scale * A[:, k])[:, None] * B[:, k][None, :] to W, as `LowRankSpace` adds terms.
 
     For each term in order, and for each k in it. The factors of as many terms as fit into 64 MiB
     are generated first, each number once; then all of these are added to every element of W, which
@@ -333,7 +333,7 @@ def entries_of(
     device: torch.device,
     rank: int | None = None,
 ) -> _Entries:
-    """Genomes at these places: the centre + Σ coefficient · ε(seed), or low-rank terms.
+    """Make entries of genomes at these places: centre + Σ coefficient · ε(seed), or low-rank terms.
 
     Args:
         terms_of: each genome's terms, by kind of parameter; shorter lists are padded with zeros.

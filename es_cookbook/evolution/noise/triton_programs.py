@@ -52,7 +52,7 @@ _ANY_VALUE = (
 
 
 def _jit(function: _F) -> _F:
-    """`triton.jit`, typed as the function itself."""
+    """Apply `triton.jit`, typed as the function itself."""
     if not HAVE_TRITON:
         return function
     return cast(_F, triton.jit(function, do_not_specialize=_ANY_VALUE))
@@ -62,7 +62,7 @@ def _jit(function: _F) -> _F:
 def philox(
     c0: tensor, c1: tensor, c2: tensor, c3: tensor, k0: tensor, k1: tensor
 ) -> tuple[tensor, tensor, tensor, tensor]:
-    """Philox4x64-10 (Salmon et al. 2011): counter and key, uint64, to the four words of a block."""
+    """Compute Philox4x64-10 (Salmon et al. 2011): uint64 counter and key to a block of words."""
     for _ in tl.static_range(10):
         high0 = tl.umulhi(c0, 0xD2E7470EE14C6C93)
         low0 = c0 * 0xD2E7470EE14C6C93
@@ -81,14 +81,14 @@ def philox(
 def _noise(
     block: tensor, seed: tensor, key: tensor, table: tensor, GAUSSIAN: constexpr, LANES: constexpr
 ) -> tensor:
-    """Noise of whole blocks, one after the other: float32, LANES for each."""
+    """Return noise of whole blocks, one after the other: float32, LANES for each."""
     lanes = _lanes(block, seed, key, LANES)
     return tl.load(table + lanes) if GAUSSIAN else tl.where(lanes == 0, -1.0, 1.0)
 
 
 @_jit
 def _lanes(block: tensor, seed: tensor, key: tensor, LANES: constexpr) -> tensor:
-    """Words of whole blocks, one after the other, cut into LANES whole numbers for each."""
+    """Return the words of whole blocks in order, cut into LANES whole numbers for each."""
     counter = (block + 1).to(tl.uint64, bitcast=True)
     zero = counter * 0
     k0 = seed.to(tl.int64).to(tl.uint64, bitcast=True)
@@ -111,7 +111,7 @@ def _tile(
     LANES: constexpr,
     BLOCKS: constexpr,
 ) -> tuple[tensor, tensor, tensor, tensor]:
-    """The elements of this tile: BLOCKS blocks of one run.
+    """Return the elements of this tile: BLOCKS blocks of one run.
 
     Returns:
         The numbers of its blocks; its run; the position in that run of its first element, not
@@ -130,7 +130,7 @@ def _tile(
 
 @_jit
 def _run_groups(first: tensor, partition: tensor, key: tensor, num_partitions: tensor) -> tensor:
-    """Groups of the run that has element `first`, and of the run behind it."""
+    """Return the groups of the run that has element `first`, and of the run behind it."""
     run = first // _RUN + tl.arange(0, 2)
     lanes = tl.reshape(_lanes(run // 16, partition, key, 16), (2, 16))
     own = tl.arange(0, 16)[None, :] == (run % 16)[:, None]
@@ -139,7 +139,7 @@ def _run_groups(first: tensor, partition: tensor, key: tensor, num_partitions: t
 
 @_jit
 def _times(a: tensor, b: tensor) -> tensor:
-    """The product, rounded to float32 separately."""
+    """Return the product, rounded to float32 separately."""
     if INTERPRETED:
         product = a * b
     else:
@@ -151,7 +151,7 @@ def _times(a: tensor, b: tensor) -> tensor:
 
 @_jit
 def _plus(a: tensor, b: tensor) -> tensor:
-    """The sum, rounded to float32 separately."""
+    """Return the sum, rounded to float32 separately."""
     if INTERPRETED:
         total = a + b
     else:
@@ -169,7 +169,7 @@ if HAVE_TRITON:
 
 @_jit
 def _rounded(value: tensor, dtype: constexpr) -> tensor:
-    """float32 in another dtype, to the nearest and to even, as torch and the GPU round."""
+    """Round float32 to another dtype, to the nearest and to even, as torch and the GPU do."""
     if dtype == tl.bfloat16:
         # In integers, because the interpreter only cuts the lower half off.
         bits = value.to(tl.uint32, bitcast=True)
@@ -204,7 +204,7 @@ def dense_program(
     BLOCKS: constexpr,
     DIVIDED: constexpr,
 ) -> None:
-    """W <- W + Σ scale * noise over the terms in order.
+    """Add Σ scale * noise over the terms to W, in order.
 
     Where it is DIVIDED, a term changes the runs of its group alone; its noise is made only there.
     """
@@ -253,7 +253,7 @@ def slots_program(
     LANES: constexpr,
     BLOCKS: constexpr,
 ) -> None:
-    """Many tensors' noise for many genomes: the grid's axes are tiles of all jobs, and entries.
+    """Write many tensors' noise for many genomes: the grid has all jobs' tiles, and entries.
 
     A job is a tensor (places, rows, columns), given by its address and strides, that holds part of
     a parameter: SIZE numbers, whose order is in `kernels`. An entry writes to its own place,
@@ -319,7 +319,7 @@ def rank_one_program(
     ROWS: constexpr,
     COLUMNS: constexpr,
 ) -> None:
-    """W <- W + columns[n][:, None] * rows[n][None, :], for each update n in order, in place.
+    """Add columns[n][:, None] * rows[n][None, :] to W, for each n in order, in place.
 
     `columns` is (updates, rows of W), `rows` is (updates, columns of W), both contiguous.
     """

@@ -57,7 +57,7 @@ class Adam(WindowedES):
     @classmethod
     @override
     def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
-        """The learning rate is a length: that of plain ES's step."""
+        """Return settings whose learning rate is a length: that of plain ES's step."""
         return {**super().carried(es), "learning_rate": step_length(es)}
 
     @chz.validate
@@ -67,7 +67,7 @@ class Adam(WindowedES):
 
     @override
     def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:
-        """The window's terms with the rule, or scaled by one number."""
+        """Return the window's terms with the rule, or scaled by one number."""
         rate = number(self.learning_rate) * factor
         first = average_weights(self.beta1, len(gradients))
         second = average_weights(self.beta2, len(gradients))

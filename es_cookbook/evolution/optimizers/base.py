@@ -37,7 +37,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def ask(self, generation: int) -> list[Genome]:
-        """The population of a generation, `genomes_G`.
+        """Return the population of a generation, `genomes_G`.
 
         A pure function of the run seed, the generation and earlier calls of `tell`.
         """
@@ -60,7 +60,7 @@ class Optimizer(ABC):
         scores_P_G: Floats | None,
         fitness_G: Floats,
     ) -> Step:
-        """The step of the centre, given the fitness of the genomes that `ask` returned.
+        """Return the step of the centre, given the fitness of the genomes that `ask` returned.
 
         Args:
             generation: the generation that was asked for.
@@ -76,13 +76,13 @@ class Optimizer(ABC):
 
     @abstractmethod
     def sigma(self, generation: int) -> float:
-        """Standard deviation of the generation's perturbations, per parameter.
+        """Return the standard deviation of the generation's perturbations, per parameter.
 
         It is that of the generation asked last, until the next one is asked; schedules know others.
         """
 
     def learning_rate(self, generation: int) -> float | None:
-        """The learning rate of the generation's step; None where the optimizer has none."""
+        """Return the learning rate of the generation's step; None if the optimizer has none."""
         return None
 
     @property
@@ -101,7 +101,7 @@ class Optimizer(ABC):
         del steps
 
     def metrics(self) -> Mapping[str, float]:
-        """Metrics of the generation that was told last, by name: `genetic/...`."""
+        """Return metrics of the generation that was told last, by name: `genetic/...`."""
         return {}
 
 
@@ -130,7 +130,7 @@ class OptimizerBuilder(ABC):
         return [name for name in chz.chz_fields(self) if getattr(self, name) == AUTO]
 
     def settled(self, found: Mapping[str, object]) -> Self:
-        """A copy with the numbers that were found in place of `AUTO`.
+        """Return a copy with the numbers that were found in place of `AUTO`.
 
         Raises:
             ConfigError: One of them was not.
@@ -144,13 +144,13 @@ class OptimizerBuilder(ABC):
         return chz.replace(self, **{name: found[name] for name in self.unsettled})
 
     def rate_factor(self, generation: int, num_generations: int) -> float:
-        """The factor on the learning rate in a generation."""
+        """Return the factor on the learning rate in a generation."""
         del generation, num_generations
         return 1.0
 
     @classmethod
     def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
-        """The fields of this optimizer that correspond to these, which a recipe has for `es`.
+        """Return this optimizer's fields that correspond to a recipe's fields for `es`.
 
         Values that are `AUTO` there are found for this one, too.
         """
@@ -158,7 +158,7 @@ class OptimizerBuilder(ABC):
 
     @classmethod
     def carried_over(cls, es: Mapping[str, object]) -> dict[str, object]:
-        """The same, without settings that this optimizer cannot find."""
+        """Return the same, without settings that this optimizer cannot find."""
         return {
             name: value
             for name, value in cls.carried(es).items()
@@ -246,12 +246,12 @@ def tied_fraction(genomes_G: Sequence[Genome], fitness_G: Floats) -> float:
 
 
 def mirrored(genome: Genome) -> Genome:
-    """The antithetic twin: the same seeds with every coefficient negated."""
+    """Return the antithetic twin: the same seeds with every coefficient negated."""
     return Genome(tuple(Term(term.seed, -term.coefficient) for term in genome.terms))
 
 
 def number(value: Auto) -> float:
-    """The number of an `Auto` field, once a run has found it.
+    """Return the number of an `Auto` field, once a run has found it.
 
     Raises:
         ConfigError: It is still to be found.

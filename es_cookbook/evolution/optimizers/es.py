@@ -93,7 +93,7 @@ class AdaptiveSigma:
         check_range(self, "largest", at_least=1, prefix="adaptive_sigma.")
 
     def __call__(self, factor: float, genomes_G: Sequence[Genome], fitness_G: list[float]) -> float:
-        """The next factor on σ; the same where the centre is lost or all genomes did alike."""
+        """Return the next factor on σ; the same if the centre is lost or all genomes did alike."""
         pairs = list(zip(genomes_G, fitness_G, strict=True))
         centre = [fitness for genome, fitness in pairs if not genome.terms]
         others = [fitness for genome, fitness in pairs if genome.terms and math.isfinite(fitness)]
@@ -172,7 +172,7 @@ class ES(OptimizerBuilder):
 
     @override
     def rate_factor(self, generation: int, num_generations: int) -> float:
-        """The learning rate's schedule times the warm-up."""
+        """Return the learning rate's schedule times the warm-up."""
         factor = self.learning_rate_schedule(generation, num_generations)
         return factor * warmup(generation, self.warmup_generations)
 
@@ -217,19 +217,19 @@ class ESOptimizer(Optimizer):
         refuse_zero_sigma(self.sigma, num_generations)
 
     def sigma(self, generation: int) -> float:
-        """The base sigma times its schedule and adapted factor."""
+        """Return the base sigma times its schedule and adapted factor."""
         factor = self._config.sigma_schedule(generation, self._num_generations)
         told, its_factor = self._told
         adapted = its_factor if generation == told else self._sigma_factor
         return number(self._config.sigma) * factor * adapted
 
     def rate_factor(self, generation: int) -> float:
-        """The learning rate's schedule times the warm-up."""
+        """Return the learning rate's schedule times the warm-up."""
         return self._config.rate_factor(generation, self._num_generations)
 
     @override
     def learning_rate(self, generation: int) -> float:
-        """The factor on the fitness as it is told: the base rate times schedule and warm-up."""
+        """Return the factor on the given fitness: the base rate times schedule and warm-up."""
         return self._rate(generation) / (self.rms if self.divides_fitness else 1.0)
 
     def _rate(self, generation: int) -> float:
@@ -250,7 +250,7 @@ class ESOptimizer(Optimizer):
         return self._config.adaptive_sigma is None and not self._config.sharpness
 
     def ask(self, generation: int) -> list[Genome]:
-        """Fresh seeds; with antithetic on, genomes 2i and 2i + 1 are +σ and -σ of one seed."""
+        """Return genomes of new seeds; with antithetic, 2i and 2i + 1 are +σ and -σ of one seed."""
         sigma = self.sigma(generation)
         genomes_G = [
             Genome((Term(self.seed(generation, i), sign * sigma),))
@@ -280,7 +280,7 @@ class ESOptimizer(Optimizer):
         scores_P_G: Floats | None,
         fitness_G: Floats,
     ) -> Step:
-        """One term per seed, in the genomes' order; seeds whose twins tie have none."""
+        """Return a step with one term per seed, in the genomes' order; none if twins tie."""
         check_fitness(fitness_G)
         if self.divides_fitness:
             present = fitness_G[~np.isnan(fitness_G)]
@@ -302,13 +302,13 @@ class ESOptimizer(Optimizer):
         return dataclasses.replace(step, terms=(*back, *step.terms), decay=decay)
 
     def move(self, generation: int, genomes_G: Sequence[Genome], fitness_G: Floats) -> Step:
-        """The step, decay left out: plain ES's α · g."""
+        """Return the step without decay: plain ES's α · g."""
         return Step(self.gradient(genomes_G, fitness_G, self._rate(generation)))
 
     def gradient(
         self, genomes_G: Sequence[Genome], fitness_G: Floats, rate: float
     ) -> tuple[Term, ...]:
-        """`weighted_sum` of fitness less the centre's, where that was evaluated and not lost.
+        """Return `weighted_sum` of fitness less the centre's, if that was evaluated and not lost.
 
         In mirrored pairs it would cancel, and leave rounding behind.
         """
@@ -325,14 +325,14 @@ def _rms(values: Sequence[float]) -> float:
 
 
 def step_length(es: Mapping[str, object], share: float = 1.0) -> Auto:
-    """A share of the RMS of plain ES's step, per parameter: α/√N, for fitness of unit variance."""
+    """Return a share of the RMS of plain ES's step, α/√N, for fitness of unit variance."""
     if (rate := es["learning_rate"]) == AUTO:
         return AUTO
     return share * cast(float, rate) / math.sqrt(cast(int, es["population_size"]))
 
 
 def weighted_sum(genomes_G: Sequence[Genome], fitness_G: Floats, rate: float) -> tuple[Term, ...]:
-    """rate/N · Σ_g fitness_g · sign_g · ε(seed_g), one term per seed, by genome.
+    """Return rate/N · Σ_g fitness_g · sign_g · ε(seed_g), one term per seed, by genome.
 
     A genome without terms, the centre, is not counted; see the module's text for lost ones.
     """
@@ -354,7 +354,7 @@ def weighted_sum(genomes_G: Sequence[Genome], fitness_G: Floats, rate: float) ->
 def merged(
     genomes_G: Sequence[Genome], fitness_G: Floats, old_seeds: Collection[int], rate: float
 ) -> tuple[Term, ...]:
-    """All genomes' terms as one step: the form that ES takes where genomes inherit seeds.
+    """Merge all genomes' terms into one step: the form of ES in which genomes inherit seeds.
 
     Inherited seeds come first, in the order of their first holder, each with the mean of its
     coefficients over the genomes that hold it, lost ones too. Then those that were tried for the

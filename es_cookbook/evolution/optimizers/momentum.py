@@ -123,7 +123,7 @@ class ClipUp(WindowedES):
     @classmethod
     @override
     def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
-        """A gradient's pushes, while it is remembered, add up to plain ES's step."""
+        """Return settings in which a gradient's pushes add up to plain ES's step."""
         push, speed = step_length(es, 1 / _PUSHES), step_length(es, 2 / _PUSHES)
         return {**super().carried(es), "learning_rate": push, "max_speed": speed}
 
@@ -135,7 +135,7 @@ class ClipUp(WindowedES):
 
     @override
     def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:
-        """The velocity; `kept` holds each gradient's weight in it."""
+        """Return the velocity; `kept` holds each gradient's weight in it."""
         squares = [mean_square(gradient) for gradient in gradients]
         newest = math.sqrt(squares[-1])
         push = number(self.learning_rate) * factor / newest if newest else 0.0

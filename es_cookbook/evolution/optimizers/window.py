@@ -44,7 +44,7 @@ class WindowedES(ES):
 
     @abstractmethod
     def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:
-        """The step without decay.
+        """Return the step without decay.
 
         Args:
             gradients: gradients of the window, oldest first; the last is this generation's.
@@ -75,7 +75,7 @@ class _WindowOptimizer(ESOptimizer):
 
 
 def average_weights(decay: float, count: int) -> list[float]:
-    """Weights of a moving average over `count` generations, oldest first; they add up to 1.
+    """Return weights of a moving average over `count` generations, oldest first; they add up to 1.
 
     >>> average_weights(0.5, 3)
     [0.14285714285714285, 0.2857142857142857, 0.5714285714285714]
@@ -85,7 +85,7 @@ def average_weights(decay: float, count: int) -> list[float]:
 
 
 def scaled(gradients: Sequence[Gradient], weights: Sequence[float]) -> Gradient:
-    """Σ weight · gradient, as terms; zero terms are left out."""
+    """Return Σ weight · gradient as terms, without zero terms."""
     return tuple(
         Term(term.seed, weight * term.coefficient)
         for gradient, weight in zip(gradients, weights, strict=True)
@@ -95,5 +95,8 @@ def scaled(gradients: Sequence[Gradient], weights: Sequence[float]) -> Gradient:
 
 
 def mean_square(gradient: Gradient) -> float:
-    """Mean square of a gradient's elements: noise has unit variance; seeds are independent."""
+    """Return the mean square of a gradient's elements.
+
+    Noise has unit variance, and seeds are independent.
+    """
     return math.fsum(term.coefficient**2 for term in gradient)

@@ -125,7 +125,7 @@ class Adapter(SearchSpaceBuilder):
         )
 
     def _targeted(self, parameters: Sequence[ParameterInfo]) -> dict[str, tuple[int, int]]:
-        """(out, in) of the weights that include, exclude and targets leave."""
+        """Return (out, in) of the weights that include, exclude and targets leave."""
         linear_weights = linear_shapes(self, parameters)
         selected = {p.name: p.out_in for p in parameters if p.name in linear_weights}
         if not self.targets:
@@ -208,5 +208,5 @@ class _AdapterSpace(FullRankSpace):
 
 
 def _layer(weight: str) -> str:
-    """PEFT's name of a target: a layer, or the parameter that contains an expert's weight."""
+    """Return PEFT's name of a target: a layer, or the parameter with an expert's weight."""
     return weight.removesuffix(".weight").partition("[")[0]

@@ -134,7 +134,7 @@ class Shares:
     def kinds(
         self, names: Sequence[str], terms: Sequence[Term]
     ) -> tuple[list[str], dict[str, int]]:
-        """Kinds of parameters, by their shares of these terms.
+        """Sort parameters into kinds, by their shares of these terms.
 
         Returns:
             One parameter of each kind, and the place in that list of each parameter's own kind.
@@ -151,7 +151,7 @@ class Shares:
         return list({kind: name for name, kind in kinds.items()}.values()), kinds
 
     def own(self, name: str, terms: Sequence[Term]) -> Sequence[Term]:
-        """The terms that change a parameter, in order, each with the coefficient it has there."""
+        """Return the terms that change a parameter, in order, with their coefficients there."""
         factor = self.factors.get(name, 1.0)
         if factor == self.num_partitions == 1:
             return terms  # Of a long history they are many.
@@ -164,7 +164,7 @@ class Shares:
         return [Term(term.seed, term.coefficient * factor * root) for term in own]
 
     def partitions_of(self, name: str) -> Partitions:
-        """The division of a parameter; undivided if it is in one group as a whole."""
+        """Return the division of a parameter; undivided if it is in one group as a whole."""
         return UNDIVIDED if name in self.units else self._partitions
 
     @property
@@ -181,7 +181,7 @@ def _partitions_of(terms: Iterable[Term]) -> set[int]:
 
 @functools.lru_cache(maxsize=1024)
 def _groups_of_units(partition: int, sizes: tuple[int, ...], number: int) -> list[int]:
-    """A partition's group of each unit: `balanced_blocks` of the units in a random order.
+    """Return each unit's group: `balanced_blocks` of the units in a partition's random order.
 
     It is the order of the words of (partition, "partition"), one per unit.
     """
@@ -335,7 +335,7 @@ class SearchSpace(ABC):
     def term_factors(
         self, name: str, seeds_S: Sequence[int]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """A (seeds, rows, rank) and B (seeds, columns, rank) of a weight; for spaces with a rank.
+        """Return A (seeds, rows, rank) and B (seeds, columns, rank); for spaces with a rank.
 
         A term's change of the weight is coefficient · A Bᵀ / √rank, with A = ε(seed, name + ".A")
         and B = ε(seed, name + ".B").
@@ -412,7 +412,7 @@ class SearchSpaceBuilder(ABC):
         return False
 
     def tokenized(self, tokenize: "Callable[[str], list[int]]") -> "SearchSpaceBuilder":
-        """The same, with the tokens of texts that it starts from."""
+        """Return the same, with the tokens of texts that it starts from."""
         del tokenize
         return self
 
@@ -439,7 +439,7 @@ class SearchSpaceBuilder(ABC):
         """
 
     def select(self, parameters: Sequence[ParameterInfo]) -> list[ParameterInfo]:
-        """Parameters in `include` and not in `exclude`, in the model's order; for subclasses.
+        """Return parameters in `include` and not in `exclude`, in the model's order.
 
         Raises:
             ConfigError: A pattern matches nothing, or nothing is left.
@@ -463,7 +463,7 @@ class SearchSpaceBuilder(ABC):
         *,
         divided: bool = False,
     ) -> Shares:
-        """Each parameter's share of a term; for subclasses.
+        """Return each parameter's share of a term; for subclasses.
 
         Args:
             shapes: shapes of the space's parameters, in order.
@@ -497,7 +497,7 @@ class SearchSpaceBuilder(ABC):
 def linear_shapes(
     builder: SearchSpaceBuilder, parameters: Sequence[ParameterInfo]
 ) -> dict[str, tuple[int, int]]:
-    """Shapes of the linear weights that a builder selects, for spaces that take nothing else.
+    """Return the shapes of the linear weights that a builder selects; for spaces of only these.
 
     Raises:
         ConfigError: A pattern names none, or none is left.
@@ -535,7 +535,7 @@ def refuse_quantised(
 
 
 def matching(name: str, pattern: str) -> bool:
-    """Whether a whole name matches a shell pattern (`*`, `?`, `[...]`; `*` crosses dots), or is it.
+    """Return whether a name is a shell pattern or matches it (`*`, `?`, `[...]`; `*` crosses dots).
 
     >>> matching("experts.down_proj[3]", "experts.down_proj[3]")
     True
@@ -570,7 +570,7 @@ def _matched(
 
 
 def pieces(weight: "torch.Tensor", part: Part) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
-    """A weight's own memory, piece by piece, so that one that gains many terms stays in the cache.
+    """Yield a weight's own memory in pieces that stay in the cache while they gain many terms.
 
     Yields:
         Place of a piece's first element in the parameter, one past its last, and the piece.
@@ -584,7 +584,7 @@ def pieces(weight: "torch.Tensor", part: Part) -> Iterator[tuple[int, int, NDArr
 
 
 def as_array(weight: "torch.Tensor") -> NDArray[np.float32]:
-    """The tensor's own memory as a NumPy array, in which the exact arithmetic is done.
+    """Return the tensor's own memory as a NumPy array, in which the exact arithmetic is done.
 
     Raises:
         ValueError: Not contiguous float32 on the CPU.

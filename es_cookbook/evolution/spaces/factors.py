@@ -26,7 +26,7 @@ Values: TypeAlias = "Callable[[str], torch.Tensor]"
 
 
 def term_scales(coefficients_S: Sequence[float], rank: int) -> NDArray[np.float32]:
-    """The factors on A Bᵀ: coefficient / √rank, rounded once from float64 to float32."""
+    """Return the factors on A Bᵀ: coefficient / √rank, rounded once from float64 to float32."""
     return (np.array(coefficients_S, np.float64) / math.sqrt(rank)).astype(np.float32)
 
 
@@ -66,7 +66,7 @@ class AdapterFactors:
     transposed: frozenset[str] = dataclasses.field(default=frozenset(), kw_only=True)
 
     def __getstate__(self) -> dict[str, object]:
-        """The fields alone: what a subclass has read and cached is read again where it arrives."""
+        """Return only the fields: what a subclass has read and cached is read again elsewhere."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @property
@@ -77,7 +77,7 @@ class AdapterFactors:
     def factors(
         self, name: str, values_G: Sequence[Values]
     ) -> "Iterator[tuple[torch.Tensor, torch.Tensor]]":
-        """A and B of one adapted weight at each of several points, on the device of the values."""
+        """Yield A and B of one adapted weight at each of several points, on the values' device."""
         a, b = self.targets[name]
         for value in values_G:
             yield value(a), value(b)
@@ -85,14 +85,14 @@ class AdapterFactors:
     def merged(
         self, name: str, weight: "torch.Tensor", a: "torch.Tensor", b: "torch.Tensor"
     ) -> "torch.Tensor":
-        """An adapted weight with s · B A added, in float32, on the weight's device."""
+        """Return an adapted weight with s · B A added, in float32, on the weight's device."""
         product = (b @ a) * self.lora.scale
         product = product.T if name in self.transposed else product
         return weight.float() + product.to(weight.device)
 
 
 def factor_names(weight: str) -> tuple[str, str]:
-    """A and B of a weight, as PEFT calls them.
+    """Return the names of A and B of a weight, as PEFT calls them.
 
     >>> factor_names("lm_head.weight")
     ('lm_head.lora_A.weight', 'lm_head.lora_B.weight')
@@ -104,7 +104,7 @@ def factor_names(weight: str) -> tuple[str, str]:
 
 
 def factor_shapes(weights: Mapping[str, tuple[int, ...]], rank: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the A and B of each weight (out, in), by their names."""
+    """Return the shapes of A and B of each weight (out, in), by their names."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, (rows, columns) in weights.items():
         a, b = factor_names(name)

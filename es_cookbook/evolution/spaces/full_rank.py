@@ -64,7 +64,7 @@ class DenseSpace(SearchSpace):
     def add_terms_(
         self, name: str, weight: "torch.Tensor", terms: Sequence[Term], part: Part | None = None
     ) -> None:
-        """W <- W + change, for each term in order."""
+        """Add `change` to W, for each term in order."""
         own = self.shares.own(name, terms)
         present = [term for term in own if np.float32(term.coefficient) != 0]
         if not present:

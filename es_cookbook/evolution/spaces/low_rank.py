@@ -81,7 +81,7 @@ class LowRankSpace(SearchSpace):
     def add_terms_(
         self, name: str, weight: "torch.Tensor", terms: Sequence[Term], part: Part | None = None
     ) -> None:
-        """W <- W + (s * A[:, k])[:, None] * B[:, k][None, :], for each term and each k in order."""
+        """Add (s * A[:, k])[:, None] * B[:, k][None, :] to W, for each term and each k in order."""
         array = as_array(weight)
         part = part or Part.whole(self.shapes[name])
         own = self.shares.own(name, terms)

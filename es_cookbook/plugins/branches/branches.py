@@ -127,7 +127,7 @@ def _set_aside(log_path: Path) -> Path:
 
 @contextlib.contextmanager
 def _new_directory(path: Path) -> Generator[Path]:
-    """A run directory to fill, created atomically; failures become sentences."""
+    """Yield a run directory to fill, which is created atomically; failures become sentences."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_directory(path) as beside:

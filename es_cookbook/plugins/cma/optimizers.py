@@ -132,7 +132,7 @@ class _OffsetsOptimizer(Optimizer):
 
     @abstractmethod
     def sample(self, seed: int) -> Sequence[Floats]:
-        """A population from the present distribution, a pure function of it and the seed."""
+        """Draw a population from the present distribution, a pure function of it and the seed."""
 
     @abstractmethod
     def update(self, points_G: Sequence[Floats], ranks_G: Sequence[int]) -> None:
@@ -140,11 +140,11 @@ class _OffsetsOptimizer(Optimizer):
 
     @abstractmethod
     def mean(self) -> Floats:
-        """Mean of the present distribution; a copy."""
+        """Return a copy of the present distribution's mean."""
 
     @override
     def begin_after(self, steps: Sequence[Step]) -> None:
-        """The last step that moves must name the centre by coordinates."""
+        """Begin at the last step that moves, which must give the centre by coordinates."""
         moving = [step for step in steps if step.terms or step.decay or step.rule]
         if not moving:
             return
@@ -159,7 +159,7 @@ class _OffsetsOptimizer(Optimizer):
 
     @override
     def ask(self, generation: int) -> list[Genome]:
-        """A population around the mean."""
+        """Return a population around the mean."""
         if self._asked != generation:
             self._points_G = self.sample(derive_seed(self._run_seed, "population", generation))
             self._asked = generation
@@ -175,7 +175,7 @@ class _OffsetsOptimizer(Optimizer):
         scores_P_G: Floats | None,
         fitness_G: Floats,
     ) -> Step:
-        """The step to the new mean; empty if the fitness ranks no genome."""
+        """Return the step to the new mean; empty if the fitness ranks no genome."""
         check_fitness(fitness_G)
         self.ask(generation)
         if len(genomes_G) != len(self._points_G):
@@ -192,7 +192,7 @@ class _OffsetsOptimizer(Optimizer):
 
     @override
     def sigma(self, generation: int) -> float:
-        """RMS distance of the population from the mean, per parameter."""
+        """Return the RMS distance of the population from the mean, per parameter."""
         return self._sigma
 
 
@@ -266,7 +266,7 @@ class _CMAOptimizer(_OffsetsOptimizer):
         return np.array(self._strategy.mean)
 
     def _normals(self, *shape: int) -> Floats:
-        """Standard-normal numbers, different ones at each call of a generation."""
+        """Return standard-normal numbers, different ones at each call of a generation."""
         self._draws += 1
         return noise(self._seed, f"cma.{self._draws}", shape).astype(np.float64)
 

@@ -135,7 +135,7 @@ class _SingularValuesSpace(FullRankSpace):
 
     @override
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
-        """Zeros.
+        """Return zeros.
 
         Raises:
             ModelError: A factor of the adapter is 0, and so has no directions.
@@ -168,7 +168,7 @@ class _Decomposed:
     rows: "torch.Tensor"
 
     def at(self, offsets: "torch.Tensor") -> "torch.Tensor":
-        """The factor with its singular values changed, where the offsets are."""
+        """Return the factor with its singular values changed, on the device of the offsets."""
         factor = self.start.to(offsets.device, copy=True)
         columns, rows = self.columns.to(offsets.device), self.rows.to(offsets.device)
         for column, row, offset in zip(columns, rows, offsets.tolist(), strict=True):

@@ -110,12 +110,12 @@ BASE: Individual = frozenset()
 
 
 def terms(genes: Iterable[Gene]) -> tuple[Term, ...]:
-    """Genes as terms, in the order given."""
+    """Return genes as terms, in the order given."""
     return tuple(Term(gene.seed, gene.coefficient) for gene in genes)
 
 
 def difference(individual: Individual, centre: Individual) -> tuple[Term, ...]:
-    """The terms that turn the centre into this individual, oldest first.
+    """Return the terms that turn the centre into this individual, oldest first.
 
     Genes that the centre lacks, and the negative of genes that only the centre has.
     >>> difference(frozenset({Gene(0, 7, 0.5), Gene(2, 9, 0.5)}), frozenset({Gene(0, 7, 0.5)}))
@@ -128,7 +128,7 @@ def difference(individual: Individual, centre: Individual) -> tuple[Term, ...]:
 
 
 def uniform(a: Individual, b: Individual, from_a: Callable[[int], bool]) -> Individual:
-    """Uniform crossover: each gene as in `a` if the coin `from_a(birth)` says so, else as in `b`.
+    """Take each gene as in `a` if the coin `from_a(birth)` says so, else as in `b`.
 
     Genes of both are always kept.
     """
@@ -136,12 +136,12 @@ def uniform(a: Individual, b: Individual, from_a: Callable[[int], bool]) -> Indi
 
 
 def in_order(trunk: Sequence[Gene], individual: Individual) -> list[Gene]:
-    """All genes of an individual in the order of their terms: those of the trunk and its own."""
+    """Return the genes of the trunk and of an individual in the order of their terms."""
     return sorted((*trunk, *individual), key=lambda gene: gene.birth)
 
 
 def step_between(before: Sequence[Gene], after: Sequence[Gene]) -> Step:
-    """The step from a centre of the genes `before` to one of the genes `after`; both `in_order`.
+    """Return the step from a centre of the genes `before` to one of `after`; both `in_order`.
 
     New genes at the end are added. Otherwise the step returns to the base and adds all terms again:
     subtracting terms would leave their rounding behind.
@@ -170,7 +170,7 @@ class Parent(NamedTuple):
 
 
 def genes_apart(a: Parent, b: Parent) -> float:
-    """Number of genes in which two individuals differ (Stanley and Miikkulainen 2002).
+    """Count the genes in which two individuals differ (Stanley and Miikkulainen 2002).
 
     It is not divided by the number of genes: that share would shrink as genealogies grow.
     """
@@ -178,7 +178,7 @@ def genes_apart(a: Parent, b: Parent) -> float:
 
 
 def behaviour_apart(a: Parent, b: Parent) -> float:
-    """Distance of two individuals of a generation by behaviour: mean |difference| of rewards.
+    """Return the distance of two individuals of a generation: mean |difference| of rewards.
 
     The mean is over the problems on which both have a reward; infinity if there are none. For
     rewards 0 and 1 it is the share of problems that exactly one of them solves.
@@ -192,19 +192,19 @@ def behaviour_apart(a: Parent, b: Parent) -> float:
 
 
 def best_first(parents: Sequence[Parent]) -> list[Parent]:
-    """Sorts by fitness; equals keep their order."""
+    """Sort by fitness; equals keep their order."""
     return sorted(parents, key=lambda parent: -parent.fitness)
 
 
 def tournament(parents: Sequence[Parent], draws: Sequence[int]) -> Parent:
-    """The fittest of the drawn parents; `draws` are large integers; the first of equals."""
+    """Return the fittest of the drawn parents, the first of equals; `draws` are large integers."""
     return max((parents[draw % len(parents)] for draw in draws), key=lambda parent: parent.fitness)
 
 
 def species_of(
     parents: Sequence[Parent], apart: Callable[[Parent, Parent], float], threshold: float | None
 ) -> list[list[Parent]]:
-    """Clusters: each parent joins the first species whose best member is within `threshold`.
+    """Put each parent into the first species whose best member is within `threshold`.
 
     None makes one species. The parents are sorted best first, and so are species and members.
     """
@@ -222,7 +222,7 @@ def species_of(
 
 
 def elites(species: Sequence[Sequence[Parent]], number: int) -> list[Parent]:
-    """The best of each species, then the second best of each, and so on."""
+    """Return the best of each species, then the second best of each, and so on."""
     places = [(place, -p.fitness) for members in species for place, p in enumerate(members)]
     flat = [parent for members in species for parent in members]
     order = sorted(range(len(flat)), key=places.__getitem__)
@@ -230,7 +230,7 @@ def elites(species: Sequence[Sequence[Parent]], number: int) -> list[Parent]:
 
 
 def quotas(species: Sequence[Sequence[Parent]], number: int) -> list[int]:
-    """Children of each species, in proportion to its mean rank; the worst rank is 1.
+    """Return how many children each species has, by its mean rank; the worst rank is 1.
 
     >>> one, other = [Parent(frozenset(), f) for f in (1.0, 1.0)], [Parent(frozenset(), 4.0)]
     >>> quotas([other, one], 9)
@@ -251,7 +251,7 @@ def quotas(species: Sequence[Sequence[Parent]], number: int) -> list[int]:
 def parents_of(
     species: Sequence[Sequence[Parent]], number: int, truncation: float
 ) -> list[Sequence[Parent]]:
-    """Possible parents of each child: the best `truncation` of a species, rounded up."""
+    """Return the possible parents of each child: the best `truncation` of a species, rounded up."""
     return [
         members[: math.ceil(truncation * len(members))]
         for members, quota in zip(species, quotas(species, number), strict=True)
@@ -260,7 +260,7 @@ def parents_of(
 
 
 def migrated(islands: Sequence[Sequence[Parent]]) -> list[list[Parent]]:
-    """Each island's best also joins the next island of the ring, in place of the worst there.
+    """Replace the worst of each island by a copy of the best of the island before it in a ring.
 
     Islands are sorted best first; the only parent of an island stays.
     """
@@ -324,7 +324,7 @@ class Genetic(OptimizerBuilder):
     @classmethod
     @override
     def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
-        """Sigma is smaller and decays, because mutations add up and champions are partly lucky."""
+        """Return a smaller sigma that decays: mutations add up, and champions are partly lucky."""
         given = es["sigma"]
         sigma = given if given == AUTO else 0.4 * cast(float, given)
         return {**super().carried(es), "sigma": sigma, "sigma_schedule": Cosine()}
@@ -394,13 +394,13 @@ class _GeneticOptimizer(Optimizer):
         self.records_scores = config.species_by == "behaviour"
 
     def sigma(self, generation: int) -> float:
-        """The base sigma times its schedule."""
+        """Return the base sigma times its schedule."""
         factor = self._config.sigma_schedule(generation, self._num_generations)
         return number(self._config.sigma) * factor
 
     @override
     def learning_rate(self, generation: int) -> float | None:
-        """The α of the ES step, `es_weight` times its schedule; None without one."""
+        """Return the α of the ES step, `es_weight` times its schedule; None without one."""
         factor = self._config.es_weight_schedule(generation, self._num_generations)
         return self._config.es_weight * factor if self._config.es_weight else None
 
@@ -426,7 +426,7 @@ class _GeneticOptimizer(Optimizer):
         self._centre = list(self._trunk)
 
     def ask(self, generation: int) -> list[Genome]:
-        """The individuals as differences from the champion, by island, elites first."""
+        """Return the individuals as differences from the champion, by island, elites first."""
         members_G = self.population(generation).members_G
         return [Genome(difference(member.individual, self.champion)) for member in members_G]
 
@@ -437,7 +437,7 @@ class _GeneticOptimizer(Optimizer):
         scores_P_G: Floats | None,
         fitness_G: Floats,
     ) -> Step:
-        """The step from the old champion to the new one, with the ES step if there is one."""
+        """Return the step from the old champion to the new one, and the ES step if there is one."""
         check_fitness(fitness_G)
         population = self.population(generation)
         tested = self._tested(population.members_G, scores_P_G, fitness_G)
@@ -459,17 +459,17 @@ class _GeneticOptimizer(Optimizer):
         return step_between(before, self._centre)
 
     def metrics(self) -> Mapping[str, float]:
-        """Numbers of outgrown individuals and of species."""
+        """Return the numbers of outgrown individuals and of species."""
         return self._metrics
 
     def population(self, generation: int) -> _Population:
-        """All individuals of a generation, by island, elites first."""
+        """Return all individuals of a generation, by island, elites first."""
         if self._latest is None or self._latest.generation != generation:
             self._latest = self._bred(generation)
         return self._latest
 
     def _bred(self, generation: int) -> _Population:
-        """The elites of each island, and children of parents that can be hosted."""
+        """Breed the elites of each island, and children of parents that can be hosted."""
         config = self._config
         apart = genes_apart if config.species_by == "seeds" else behaviour_apart
         members_G: list[Parent] = []
@@ -494,7 +494,7 @@ class _GeneticOptimizer(Optimizer):
     def _child(
         self, generation: int, n: int, pool: Sequence[Parent]
     ) -> tuple[Individual, Gene, bool]:
-        """Inherited genes and mutation of child n, and whether its cross had outgrown."""
+        """Return inherited genes and mutation of child n, and whether its cross had outgrown."""
         config = self._config
 
         def derived(purpose: str, *indices: int) -> int:
@@ -518,17 +518,17 @@ class _GeneticOptimizer(Optimizer):
         return parent, mutation, True
 
     def _is_near(self, individual: Individual) -> bool:
-        """Whether an individual can be hosted with one more mutation."""
+        """Return whether an individual can be hosted with one more mutation."""
         return len(individual ^ self.champion) < self._config.max_terms
 
     def _birth(self, generation: int, n: int) -> int:
-        """The birth of child n of a generation; n = population_size is the ES step."""
+        """Return the birth of child n of a generation; n = population_size is the ES step."""
         return generation * (self._config.population_size + 1) + n
 
     def _tested(
         self, members_G: Sequence[Parent], scores_P_G: Floats | None, fitness_G: Floats
     ) -> list[Parent]:
-        """The members that were not lost, with scores if species go by them."""
+        """Return the members that were not lost, with scores if species go by them."""
         behaviour_G: Sequence[Sequence[float]] = [()] * len(members_G)
         if self.records_scores:
             if scores_P_G is None:
@@ -542,7 +542,7 @@ class _GeneticOptimizer(Optimizer):
         ]
 
     def _select(self, tested: Sequence[Parent]) -> None:
-        """The fittest becomes the champion; among equals the champion stays, or else the first."""
+        """Make the fittest the champion; among equals the champion stays, or else the first."""
         best = max(tested, key=lambda parent: (parent.fitness, parent.individual == self.champion))
         self.champion = best.individual
         self._islands = [
@@ -563,7 +563,7 @@ class _GeneticOptimizer(Optimizer):
         self._islands = [[Parent(BASE, 0.0)] for _ in self._islands]
 
     def _es_step(self, generation: int, tested: Sequence[Parent]) -> list[Gene]:
-        """An ES step over the new mutations, with their mean fitness as the baseline."""
+        """Return an ES step over the new mutations, with their mean fitness as the baseline."""
         tried = [(p.mutation, p.fitness) for p in tested if p.mutation is not None]
         if not tried:
             return []
@@ -575,7 +575,7 @@ class _GeneticOptimizer(Optimizer):
 
 
 def _is_due(every: int, generation: int) -> bool:
-    """Whether an event of this period follows this generation; 0: never."""
+    """Return whether an event of this period follows this generation; 0 means never."""
     return every > 0 and (generation + 1) % every == 0
 
 

@@ -164,7 +164,7 @@ class _MergeSpace(FullRankSpace):
 
     @override
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
-        """All coefficients at the start; the model's parameters do not matter."""
+        """Return all coefficients at the start; the model's parameters do not matter."""
         import torch
 
         del parameters

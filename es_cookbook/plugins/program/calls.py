@@ -119,7 +119,7 @@ class Calls(ServedModel):
         self.num_tool_calls += sum(len(answer.calls) for answer in answers)
 
     async def next(self) -> Call | End:
-        """The first call that is still waited for, or why there will be none."""
+        """Wait for the next call that is still pending, or for the reason why there is none."""
         while isinstance(found := await self._queue.get(), Call):
             if not found.answer.done():
                 return found
@@ -154,7 +154,7 @@ class ProgramEndpoint(Endpoint):
 
     @staticmethod
     def current() -> "ProgramEndpoint":
-        """The endpoint of this event loop, which serves it until it ends."""
+        """Return the endpoint of this event loop, which serves it until it ends."""
         try:
             return _endpoints.get()
         except LookupError:
@@ -166,7 +166,7 @@ class ProgramEndpoint(Endpoint):
 
     @contextlib.contextmanager
     def open(self, calls: Calls) -> Generator[None]:
-        """Context manager in which the rollout's key is known."""
+        """Register the rollout's key for a block."""
         self._calls[calls.key] = calls
         try:
             yield

@@ -72,7 +72,7 @@ class Command:
     sandbox: tuple[Path, ...]
 
     def url(self, endpoint: ProgramEndpoint) -> str:
-        """The endpoint's URL for the program."""
+        """Return the endpoint's URL for the program."""
         return _URL if self.sandbox else endpoint.url
 
     async def start(self, variables: Mapping[str, str], hear: Callable[[bytes], bool]) -> Process:
@@ -147,7 +147,7 @@ async def _started(
 
 
 def _ours() -> Mapping[str, str]:
-    """This process's variables; requests to this machine go through no proxy."""
+    """Return this process's variables, without a proxy for requests to this machine."""
     names = "no_proxy", "NO_PROXY"
     here = {name: ",".join(filter(None, (os.environ.get(name), "127.0.0.1"))) for name in names}
     return {**os.environ, **here}
@@ -173,7 +173,7 @@ def _enclosing(command: Sequence[str], paths: Sequence[Path], seccomp: int) -> S
 
 
 def _visible(paths: Sequence[Path]) -> Sequence[Path]:
-    """The paths to mount, parents first, because a later mount hides earlier ones below it."""
+    """Return the paths to mount, parents first, because a later mount hides those below it."""
     found = {Path(sys.prefix), Path(sys.base_prefix), *(path.absolute() for path in paths)}
     return sorted(path for path in found if not path.is_relative_to("/usr"))
 

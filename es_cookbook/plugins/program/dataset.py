@@ -33,7 +33,7 @@ from es_cookbook.rl.types import Tokenizer
 
 
 def _program(rows: "ProgramRows") -> str:
-    """A digest of the command and its sandbox, which may contain spaces."""
+    """Return a digest of the command and its sandbox, which may contain spaces."""
     whole = "\0".join((rows.program, *rows.sandbox))
     return f"program:{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
 

@@ -144,7 +144,7 @@ class ProgramEnv(Env):
             await asyncio.wait((self._running,))
 
     async def _next(self) -> Observation | End:
-        """The next request, or why there is none."""
+        """Wait for the next request; returns the reason if there is none."""
         try:
             found = await self._calls.next()
         except BaseException:
@@ -156,7 +156,7 @@ class ProgramEnv(Env):
         return found.observation
 
     async def _run(self) -> Result:
-        """The result; the rollout's key is valid until the process has exited or has answered."""
+        """Return the result; the key is valid until the process has exited or has answered."""
         program, calls = self._program, self._calls
         endpoint = ProgramEndpoint.current()
         url = program.command.url(endpoint)
@@ -171,7 +171,7 @@ class ProgramEnv(Env):
             return await self._run_alone({"OPENAI_BASE_URL": url, "OPENAI_API_KEY": calls.key}, row)
 
     async def _run_alone(self, variables: Mapping[str, str], line: Mapping[str, object]) -> Result:
-        """The result of a process for this row alone, which gets this line."""
+        """Return the result of a process for this row alone, which gets this line."""
         output = bytearray()
 
         def hear(piece: bytes) -> bool:
@@ -205,4 +205,4 @@ class ProgramProblem(ProblemGroupBuilder):
 
     @override
     async def prompt_length(self, context_length: int = 2**20) -> None:
-        """None: the program chooses the prompts."""
+        """Return None, because the program chooses the prompts."""

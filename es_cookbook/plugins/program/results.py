@@ -41,7 +41,7 @@ _LINES = re.compile(rb"(?:^|\r)[ \t]*\{[^\r\n]*", re.MULTILINE)
 
 
 def read_result(output: bytes) -> Result:
-    """The result in a program's whole standard output.
+    """Read the result in a program's whole standard output.
 
     Raises:
         EnvError: There is none, more than one, or one that is too large.
@@ -64,7 +64,7 @@ def read_result(output: bytes) -> Result:
 
 
 def lines_of(output: bytes) -> Iterator[bytes]:
-    """The lines that begin like a result.
+    """Yield the lines that begin like a result.
 
     Raises:
         EnvError: They are too many.
@@ -76,7 +76,7 @@ def lines_of(output: bytes) -> Iterator[bytes]:
 
 
 def objects_of(line: bytes) -> list[Result]:
-    """The JSON objects of a line that holds nothing else.
+    """Return the JSON objects of a line that holds nothing else.
 
     Threads that print at the same time may put several on a line, because `print` writes the text
     and the end of the line separately.
@@ -151,5 +151,5 @@ def _own(result: Result) -> Grade:
 
 
 def shown(result: Result) -> str:
-    """A result as JSON, for logs and messages."""
+    """Return a result as JSON, for logs and messages."""
     return json.dumps(result)[:_LONGEST_LOG]

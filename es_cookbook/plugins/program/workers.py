@@ -50,7 +50,7 @@ class _Worker:
         self._room = min(self._room + MOST_BYTES, self._rows_at_once * MOST_BYTES)
 
     async def result(self, key: str, line: Mapping[str, object]) -> Result:
-        """The result of one of its rows.
+        """Wait for the result of one of its rows.
 
         Raises:
             EnvError: The worker has ended.
@@ -117,7 +117,7 @@ class Workers:
 
     @staticmethod
     def current(command: Command, rows_at_once: int) -> "Workers":
-        """The workers of this event loop, which end with it."""
+        """Return the workers of this event loop, which end with it."""
         known = _workers.get({})
         _workers.set(known)
         if (command, rows_at_once) not in known:
@@ -127,7 +127,7 @@ class Workers:
     async def result(
         self, key: str, row: Mapping[str, object], close: Callable[[], None]
     ) -> Result:
-        """The result of a row.
+        """Wait for the result of a row.
 
         Args:
             key: names the row.

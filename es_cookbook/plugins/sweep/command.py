@@ -50,13 +50,13 @@ class Sweep(SweepSettings):
 
     @classmethod
     def whole_options(cls, given: Mapping[str, str]) -> dict[str, str]:
-        """Options as a user types them; with rows of the user's own, the metric is the reward."""
+        """Return the options; with rows of the user's own, the metric is the reward."""
         is_own = given.get("recipe") == "train"
         return {**({"metric": "test/reward/mean"} if is_own else {}), **given}
 
 
 def searched(fields: Mapping[str, str]) -> tuple[Space, dict[str, str]]:
-    """The space of varied options, and the options of every run.
+    """Return the space of varied options, and the options of every run.
 
     Raises:
         ConfigError: A list or range is invalid, or an option is given twice.
@@ -84,7 +84,7 @@ def _values(text: str) -> Values:
 
 
 def _as_number(text: str) -> int | float | None:
-    """The number that a text stands for, unless it would print otherwise (1.10, 007)."""
+    """Return the number that a text stands for, unless it prints otherwise (1.10, 007)."""
     with contextlib.suppress(ConfigError):
         number = _number(text)
         if text in (str(number), f"{number:g}") or ("e" in text and text[0] in "123456789"):
@@ -107,7 +107,7 @@ def _number(text: str) -> float:
 
 
 def maker(config: Sweep, fields: Mapping[str, str]) -> tuple[Make, Space]:
-    """The function that builds a trial's Config, and the space of trials; only inside `run_cli`.
+    """Return the function that builds a trial's Config, and the space; only inside `run_cli`.
 
     Raises:
         ConfigError: An option does not exist, or the sweep sets it.

@@ -56,7 +56,7 @@ def run_all(configs: Sequence[Config]) -> None:
 
 
 def is_complete(config: Config) -> bool:
-    """Whether this run, and no other one with its log_path, was recorded to its end."""
+    """Return whether this run, and no other one with its log_path, was recorded to its end."""
     log_path = Path(config.log_path)
     rows = read_metrics(log_path / METRICS)
     if not rows or rows[-1].get(GENERATION) != config.num_generations:
@@ -98,7 +98,7 @@ def refuse_unequal_rollouts(runs: Mapping[str, Sequence[Config]]) -> None:
 
 
 def _dataset(config: Config, like: Config) -> RLDatasetBuilder:
-    """The dataset, with the other's number of problems per batch if both have one."""
+    """Return the dataset, with the other's number of problems per batch if both have one."""
     count = batch_of(like.dataset)
     if count is None or batch_of(config.dataset) is None:
         return config.dataset
@@ -106,12 +106,15 @@ def _dataset(config: Config, like: Config) -> RLDatasetBuilder:
 
 
 def batch_of(dataset: RLDatasetBuilder) -> int | None:
-    """Problems per generation, if the dataset builder has that field."""
+    """Return the problems per generation, if the dataset builder has that field."""
     return cast("int | None", getattr(dataset, "problems_per_generation", None))
 
 
 def rollouts_of(config: Config) -> int:
-    """Rollouts of all generations; per problem of a batch if the size of a batch is not known."""
+    """Count the rollouts of all generations.
+
+    The count is per problem of a batch if the size of a batch is not known.
+    """
     batch = (batch_of(config.dataset) or 1) // (config.num_pairs or 1) or 1
     if config.surrogate is not None:  # Only the centre answers.
         num_genomes = config.surrogate.attempts

@@ -255,7 +255,7 @@ class _Sweep:
             self._write()
 
     def _next(self) -> _Run | None:
-        """The next run to start; complete runs before it are reported."""
+        """Return the next run to start; complete runs before it are reported."""
         while waiting := self._in("waiting") or self._added():
             if not is_complete(waiting[0].config):
                 return waiting[0]
@@ -319,7 +319,7 @@ def measured(log_path: Path) -> list[dict[str, float]]:
 
 
 def table(results: Sequence[Result], metric: str) -> str:
-    """A line per trial as Markdown, best first."""
+    """Return a Markdown table with a line per trial, best first."""
     by_trial = itertools.groupby(results, key=lambda result: result.trial)
     trials = [list(of_trial) for _, of_trial in by_trial]
     names = list(results[0].options) if results else []
@@ -328,7 +328,7 @@ def table(results: Sequence[Result], metric: str) -> str:
 
 
 def mean_of_complete(results_R: Sequence[Result]) -> float:
-    """Mean of the final values of complete runs; NaN if there is none."""
+    """Return the mean of the final values of complete runs; NaN if there is none."""
     values = [result.final for result in results_R if result.state == "complete"]
     return fmean(values) if values else math.nan
 

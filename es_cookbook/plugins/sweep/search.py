@@ -100,7 +100,7 @@ class Trial:
 
 
 def grid(space: Space) -> list[Trial]:
-    """Every combination of values; the last option changes fastest.
+    """Return every combination of values; the last option changes fastest.
 
     Raises:
         ConfigError: An option is a range, or two trials would have one name.
@@ -122,7 +122,9 @@ def grid(space: Space) -> list[Trial]:
 
 
 def draws(space: Space, count: int, seed: int) -> list[Trial]:
-    """Different random trials, fewer if the space has fewer; a larger count begins with the same.
+    """Draw different random trials; a larger count begins with the same ones.
+
+    There are fewer if the space has fewer.
 
     Raises:
         ConfigError: The space is empty.
@@ -152,7 +154,7 @@ def _drawn(rng: random.Random, choice: Values | Range) -> Value:
 
 
 def ends(space: Space) -> list[Trial]:
-    """Trials in which every listed value and both ends of every range occur, for checks.
+    """Return trials with every listed value and both ends of every range, for checks.
 
     Raises:
         ConfigError: The space is empty.
@@ -200,7 +202,7 @@ class Study:
         self._study.sampler = optuna.samplers.TPESampler(seed=seed)
 
     def trials(self) -> Iterator[Trial]:
-        """Recorded trials, then new ones, each drawn when it is requested."""
+        """Yield recorded trials, then new ones, each drawn when it is requested."""
         from optuna.trial import TrialState
 
         recorded = self._study.get_trials(states=(TrialState.RUNNING, TrialState.COMPLETE))

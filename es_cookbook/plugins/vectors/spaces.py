@@ -140,7 +140,7 @@ class Steering(SearchSpaceBuilder):
 
 
 def _embedding(parameters: Sequence[ParameterInfo]) -> ParameterInfo:
-    """The embedding of tokens: the first one."""
+    """Return the embedding of tokens: the first one."""
     found = next((p for p in parameters if p.kind == "embedding"), None)
     if found is None:
         raise ConfigError("search_space: the model has no embedding of tokens")
@@ -165,7 +165,7 @@ class _VectorSpace(FullRankSpace):
 
     @override
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
-        """The start; of the model's parameters only the embedding matters."""
+        """Return the start; of the model's parameters only the embedding matters."""
         import torch
 
         if not self.tokens:

@@ -53,7 +53,7 @@ class FZOO(ES):
     @classmethod
     @override
     def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
-        """All but how genomes are drawn."""
+        """Return all settings but how genomes are drawn."""
         fixed = ("antithetic", "evaluate_centre")
         return {name: value for name, value in super().carried(es).items() if name not in fixed}
 

@@ -46,12 +46,12 @@ _MEZO = {
 
 
 def mezo() -> Preset:
-    """Two points along one direction (MeZO)."""
+    """Return the settings for two points along one direction (MeZO)."""
     return Preset(_MEZO, "arXiv:2305.17333")
 
 
 def fzoo() -> Preset:
-    """One-sided Rademacher perturbations, and steps by the spread of losses (FZOO)."""
+    """Return settings for one-sided perturbations, with steps by the spread of losses (FZOO)."""
     options = {
         **_ON_LOSSES,
         "search_space": "full_rank",
@@ -65,7 +65,7 @@ def fzoo() -> Preset:
 
 
 def lozo() -> Preset:
-    """Perturbations of rank 2, one factor of which is kept for 50 generations (LOZO)."""
+    """Return the settings for rank 2, with one factor kept for 50 generations (LOZO)."""
     root = math.sqrt(rank := 2)
     options = {
         **_MEZO,
@@ -80,6 +80,6 @@ def lozo() -> Preset:
 
 
 def qzo() -> Preset:
-    """Scales of a quantised model, with clipped derivatives (QZO)."""
+    """Return the settings for scales of a quantised model, with clipped derivatives (QZO)."""
     options = {**_MEZO, "search_space": "quant_scales", "fitness.clip": f"{100 * _EPSILON:g}"}
     return Preset(options, "arXiv:2505.13430")
