@@ -99,7 +99,7 @@ _GRID = 2.0**24
 
 
 def start_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Index of each parameter's first element among the offsets of a space with these parameters.
+    """Return the index of each parameter's first element among the offsets of a space.
 
     >>> start_of({"a": (2, 3), "b": (4,)})
     {'a': 0, 'b': 6}

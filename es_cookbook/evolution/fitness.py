@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import EnvError
 from es_cookbook.common.registry import Registered
 
 FITNESS_NAMES = Registered("fitness")
@@ -57,10 +56,6 @@ class Fitness(ABC):
         Args:
             rewards_P_G: rewards on the main problems.
             added: rewards on others.
-
-        Raises:
-            EnvError: An infinite reward.
-            ValueError: An array that is not problems x genomes.
         """
 
 
@@ -204,10 +199,6 @@ def total_scores(rewards_P_G: Floats, added: Added = ()) -> Floats:
     >>> main_P_G, other_P_G = np.array([[0.0, 1.0]]), np.array([[4.0, 2.0]])
     >>> total_scores(main_P_G, [(0.25, other_P_G)])
     array([-0.25,  0.25])
-
-    Raises:
-        EnvError: An infinite reward.
-        ValueError: An array that is not problems x genomes.
     """
     scores_G = centred_scores(rewards_P_G)
     parts = [scores_G]
@@ -226,20 +217,7 @@ def centred_scores(rewards_P_G: Floats) -> Floats:
 
     Genomes with the same rewards in another order get exactly the same score (the sums are
     correctly rounded), and all scores are exactly zero when they differ by no more than rounding.
-
-    Raises:
-        EnvError: An infinite reward.
-        ValueError: An array that is not problems x genomes.
     """
-    if rewards_P_G.ndim != 2:
-        raise ValueError(f"rewards must be problems x genomes, found shape {rewards_P_G.shape}")
-    infinite = np.argwhere(np.isinf(rewards_P_G))
-    if len(infinite):
-        p, g = infinite[0]
-        raise EnvError(
-            f"rewards must be finite, found {rewards_P_G[p, g]} for problem {p} "
-            f"and genome {g} (counted from 0)"
-        )
     present_P_G = ~np.isnan(rewards_P_G)
     baselines_P = np.zeros(len(rewards_P_G))
     largest_spread = 0.0

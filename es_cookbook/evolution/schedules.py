@@ -221,7 +221,7 @@ def check_temperatures(
 
 
 def progress(generation: int, num_generations: int) -> float:
-    """Share of a run that is complete at the beginning of `generation`, in [0, 1]."""
+    """Return the share of a run that is complete before `generation`, in [0, 1]."""
     return min(generation / num_generations, 1.0) if num_generations > 0 else 0.0
 
 

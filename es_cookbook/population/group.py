@@ -137,7 +137,7 @@ class EnginePolicy(Policy):
             return await host.sample(request)
 
     async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
-        """Log-probability of each continuation token."""
+        """Return the log-probability of each continuation token."""
         attempt = self.attempt
         host = attempt.answering(self.target)
         request = LogprobsRequest(self.target, tuple(prompt_T), tuple(continuation_T))

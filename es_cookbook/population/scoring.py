@@ -131,7 +131,6 @@ class Scoring:
 
         Raises:
             ConfigError: The objective counts a metric that no Env reports.
-            EnvError: An infinite reward.
         """
         rest = iter(groups_P)
         batch_P, *added_R = (list(itertools.islice(rest, len(part))) for part in asked.parts_R)

@@ -216,7 +216,7 @@ class Policy(ABC):
 
     @abstractmethod
     async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
-        """Log-probability (natural log) of each continuation token, given all before it."""
+        """Return the natural log-probability of each continuation token, given all before it."""
 
     @property
     @abstractmethod

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from es_cookbook.common.errors import EnvError
 from es_cookbook.evolution.fitness import (
     CentredRank,
     Fitness,
@@ -97,13 +96,6 @@ def test_a_genome_that_lost_everything_is_nan_and_changes_nothing_for_the_others
 def test_all_lost_or_no_problems_gives_nan_for_all(fitness: Fitness) -> None:
     assert np.isnan(fitness(np.full((2, 3), NAN))).all()
     assert np.isnan(fitness(np.empty((0, 3)))).all()
-
-
-@each
-@pytest.mark.parametrize("infinite", [math.inf, -math.inf])
-def test_an_infinite_reward_is_refused_with_its_place(fitness: Fitness, infinite: float) -> None:
-    with pytest.raises(EnvError, match=f"found {infinite} for problem 1 and genome 2"):
-        fitness(array([0, 0, 0], [0, 1, infinite]))
 
 
 @st.composite

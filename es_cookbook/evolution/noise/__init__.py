@@ -79,7 +79,7 @@ def noise(
         kind: distribution of the elements.
 
     Raises:
-        ValueError: A seed or kind that does not fit.
+        ValueError: A seed that is not a 63-bit integer.
 
     >>> noise(7, "weight", (2, 3), "rademacher")
     array([[-1.,  1., -1.],
@@ -94,7 +94,7 @@ def noise_of_seeds(
     """Return `noise` of many seeds, (seeds, *shape): much faster where tensors are small.
 
     Raises:
-        ValueError: A seed or kind that does not fit.
+        ValueError: A seed that is not a 63-bit integer.
     """
     out_S = np.empty((len(seeds_S), math.prod(shape)), np.float32)
     _write(seeds_S, name, 0, out_S, kind)
@@ -123,10 +123,8 @@ def noise_range(
         `out`, or a new array.
 
     Raises:
-        ValueError: A seed, range or kind that does not fit.
+        ValueError: A seed that is not a 63-bit integer.
     """
-    if not 0 <= start <= stop:
-        raise ValueError(f"a range must be 0 <= start <= stop, found {start} and {stop}")
     if out is None:
         out = np.empty(stop - start, np.float32)
     _write([seed], name, start, out[None], kind)
@@ -145,11 +143,9 @@ def _write(
 
         words_S = np.array(seeds_S, np.uint64)
         draw(words_S, np.uint64(name_key(name)), start, normal_table(), out_S)
-    elif kind == "rademacher":
+    else:
         for seed, out in zip(seeds_S, out_S, strict=True):
             _write_signs(seed, name, start, out)
-    else:
-        raise ValueError(f"noise is 'gaussian' or 'rademacher', found {kind!r}")
 
 
 def _write_signs(seed: int, name: str, start: int, out: NDArray[np.float32]) -> None:
@@ -348,12 +344,12 @@ UNDIVIDED = Partitions()
 
 
 def partition_of(seed: int) -> int:
-    """Seed of the partition that a genome's seed has."""
+    """Return the seed of the partition that a genome's seed has."""
     return seed // SEEDS_OF_PARTITION
 
 
 def partition_seed(seed: int, i: int) -> int:
-    """Seed i of those that have the partition of `seed`.
+    """Return seed i of those that have the partition of `seed`.
 
     >>> partition_seed(2**16 + 5, 2) == 2**16 + 2
     True

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ClassVar, Literal, Self, TypeAlias
 
 import chz
-import numpy as np
 from typing_extensions import override
 
 from es_cookbook.common.checks import LEAST, MOST, check_literals
@@ -220,18 +219,8 @@ def refuse_zero_sigma(sigma: Callable[[int], float], num_generations: int) -> No
             )
 
 
-def check_fitness(fitness_G: Floats) -> None:
-    """Check that fitness is finite, or NaN for a genome that is to be left out.
-
-    Raises:
-        ValueError: It is infinite.
-    """
-    if np.isinf(fitness_G).any():
-        raise ValueError(f"fitness must be finite or NaN, found {fitness_G.tolist()}")
-
-
 def tied_fraction(genomes_G: Sequence[Genome], fitness_G: Floats) -> float:
-    """Share of mirrored pairs whose twins have equal fitness: they carry no signal.
+    """Return the share of mirrored pairs whose twins have equal fitness: they carry no signal.
 
     Pairs with a lost twin are not counted. 0 when there are no pairs.
     """

@@ -66,7 +66,6 @@ from es_cookbook.evolution.optimizers.base import (
     Auto,
     Optimizer,
     OptimizerBuilder,
-    check_fitness,
     number,
     refuse_zero_sigma,
 )
@@ -268,7 +267,7 @@ class ESOptimizer(Optimizer):
             )
 
     def seed(self, generation: int, i: int) -> int:
-        """Seed i of a generation."""
+        """Return seed i of a generation."""
         if self._is_partitioned:
             return partition_seed(derive_seed(self.run_seed, "partition", generation), i)
         return derive_seed(self.run_seed, "genome", generation, i)
@@ -281,7 +280,6 @@ class ESOptimizer(Optimizer):
         fitness_G: Floats,
     ) -> Step:
         """Return a step with one term per seed, in the genomes' order; none if twins tie."""
-        check_fitness(fitness_G)
         if self.divides_fitness:
             present = fitness_G[~np.isnan(fitness_G)]
             if present.any():

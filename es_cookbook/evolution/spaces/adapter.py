@@ -182,7 +182,7 @@ class _AdapterSpace(FullRankSpace):
     start: StoredAdapter | None = None
 
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
-        """Start of the factors; the model's parameters do not matter."""
+        """Return the start of the factors; the model's parameters do not matter."""
         import torch
 
         del parameters

@@ -271,7 +271,7 @@ class SearchSpace(ABC):
         return self.rank is None and self.highest_code is None
 
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> Mapping[str, "torch.Tensor"]:
-        """Start of the centre, with at least `shapes`: the model's parameters themselves.
+        """Return the start of the centre, with at least `shapes`: the model's own parameters.
 
         A space with its own parameters returns their start instead.
         """

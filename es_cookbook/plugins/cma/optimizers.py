@@ -37,7 +37,6 @@ from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.optimizers.base import (
     Optimizer,
     OptimizerBuilder,
-    check_fitness,
 )
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
@@ -176,10 +175,7 @@ class _OffsetsOptimizer(Optimizer):
         fitness_G: Floats,
     ) -> Step:
         """Return the step to the new mean; empty if the fitness ranks no genome."""
-        check_fitness(fitness_G)
         self.ask(generation)
-        if len(genomes_G) != len(self._points_G):
-            raise ValueError(f"{len(self._points_G)} genomes were asked, {len(genomes_G)} told")
         present = fitness_G[~np.isnan(fitness_G)]
         if not len(present) or present.min() == present.max():
             return Step()

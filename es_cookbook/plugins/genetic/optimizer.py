@@ -77,7 +77,6 @@ from es_cookbook.evolution.optimizers.base import (
     Auto,
     Optimizer,
     OptimizerBuilder,
-    check_fitness,
     number,
     refuse_zero_sigma,
 )
@@ -438,7 +437,6 @@ class _GeneticOptimizer(Optimizer):
         fitness_G: Floats,
     ) -> Step:
         """Return the step from the old champion to the new one, and the ES step if there is one."""
-        check_fitness(fitness_G)
         population = self.population(generation)
         tested = self._tested(population.members_G, scores_P_G, fitness_G)
         self._latest = None

@@ -101,7 +101,7 @@ class Merge(SearchSpaceBuilder):
         return _MergeSpace(shapes, self.noise, shares, adapter=factors, start_at=start_at)
 
     def _vector(self, weight: str) -> str:
-        """Name of the coefficients of a weight."""
+        """Return the name of the coefficients of a weight."""
         layer = layer_of(weight) if self.each == "layer" else None
         return f"layers.{layer.rpartition('.')[2]}.{_COEFFICIENTS}" if layer else _COEFFICIENTS
 
@@ -141,7 +141,7 @@ class _MergedFactors(AdapterFactors):
             yield a, torch.nn.functional.pad(b, (0, unused))
 
     def _parts(self, name: str) -> list[tuple[int, "torch.Tensor", "torch.Tensor"]]:
-        """Place, A and s · B of each adapter that changes a weight."""
+        """Return place, A and s · B of each adapter that changes a weight."""
         a, b = factor_names(name)
         return [
             (k, factors[a], factors[b] * start.lora.scale)

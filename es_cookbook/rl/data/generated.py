@@ -225,9 +225,7 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
     def check(self) -> None:
         if self.source is not None:
             from es_cookbook.rl.data.rows import SkippedRows
-            from es_cookbook.rl.data.sources import check_sources
 
-            check_sources(self.source, self.test_source)
             train, _ = self._read(SkippedRows(self.source, self.on_bad_row), None)
             if not train:
                 raise DataError(f"{self.origin}: there are no training problems")

@@ -27,7 +27,7 @@ from es_cookbook.common.errors import ConfigError, DataError, nearest
 from es_cookbook.common.terminal import one_line, plural, say
 from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_count
 from es_cookbook.rl.data.rows import Row, SkippedRows, check_template, filled, with_whole_numbers
-from es_cookbook.rl.data.sources import check_sources, label_of, load_rows, load_splits
+from es_cookbook.rl.data.sources import label_of, load_rows, load_splits
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
 from es_cookbook.rl.types import (
@@ -134,7 +134,6 @@ class RowDatasetBuilder(RLDatasetBuilder):
     @override
     def check(self) -> None:
         """Read the rows that are used, and refuse those that would be refused later."""
-        check_sources(self.source, self.test_source)
         train, test = self._splits()
         if not test and self.num_test != 0:
             self._tell_none_held_out()

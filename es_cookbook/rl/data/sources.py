@@ -98,18 +98,6 @@ def check_source(source: str, option: str, split: str = "train") -> None:
             _opened(each.named, option, split)
 
 
-def check_sources(source: str | None, test_source: str | None) -> None:
-    """Refuse a data set's `dataset.source` and `dataset.test_source` where they are not there.
-
-    Raises:
-        DataError: As `check_source`; None is not a source.
-    """
-    if source is not None:
-        check_source(source, "dataset.source")
-    if test_source is not None:
-        check_source(test_source, "dataset.test_source", "test")
-
-
 def load_rows(source: str, *, option: str = "source", split: str = "train") -> Iterator[Row]:
     """Yield the rows of a source, in order.
 

@@ -232,7 +232,7 @@ def _command(limits: Limits, code: int, seccomp: int, status: int) -> Sequence[s
 
 
 def walls(seccomp: int, files: int) -> Sequence[str]:
-    """Start of bubblewrap's command in all sandboxes: nothing shared, `/usr` read-only.
+    """Return the start of bubblewrap's command: nothing shared, `/usr` read-only.
 
     Args:
         seccomp: a file descriptor with the filter.

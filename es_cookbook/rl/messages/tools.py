@@ -246,7 +246,7 @@ def wrong_arguments(arguments: Mapping[str, object], parameters: Schema) -> str 
 
 
 def _wrong(value: object, schema: Schema) -> str | None:
-    """Place and kind of a value's violation of a schema."""
+    """Describe where and how a value violates a schema; None if it does not."""
     try:
         error = next(_validator()(schema).iter_errors(cast(Any, value)), None)
     except RecursionError:

@@ -54,7 +54,7 @@ def tag_format_reward(
     excluded: Collection[Tag] = (),
     prompt_ends_in_think: bool = False,
 ) -> float:
-    """Share of the expected tags that are correctly placed, in [0, 1].
+    """Return the share of the expected tags that are correctly placed, in [0, 1].
 
     `<think>` counts if it occurs once, at the start; `</think>` if it occurs exactly once;
     `<answer>` if it occurs exactly once, after `</think>`; `</answer>` if it occurs exactly once,

@@ -195,7 +195,7 @@ def read_last(text: str) -> Reading | None:
 
 
 def _end_of_digits(text: str) -> int:
-    """End of the last digit; digits of other scripts count only near the text's end."""
+    """Return the end of the last digit; other scripts' digits count only near the text's end."""
     others = (i for i in range(len(text), max(len(text) - 1000, 0), -1) if text[i - 1].isdigit())
     return next(others, 1 + max(map(text.rfind, "0123456789⁰¹²³⁴⁵⁶⁷⁸⁹")))
 

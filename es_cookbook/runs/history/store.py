@@ -162,7 +162,7 @@ class HistoryStore:
 
     Args:
         path: path of the file.
-        header: written if the file has none, else compared with the one that it has.
+        header: written if the file has none.
         found: the recorded history, which is read now if None. A damaged last line behind it is
             cut.
 
@@ -170,14 +170,12 @@ class HistoryStore:
         next_generation: the number of recorded generations, and of the next one.
 
     Raises:
-        HistoryError: As `read_history`, or the run began with another base (names it).
+        HistoryError: As `read_history`.
         RunDirectoryError: The file cannot be written.
     """
 
     def __init__(self, path: Path, header: Header, found: Prefix | None = None) -> None:
         found = found or first_generations(readable_prefix(path), path, None)
-        if found.header is not None:
-            check_same_base(path, found.header, header)
         self.next_generation = found.generations
         self._file = LineFile(path)
         try:

@@ -123,7 +123,7 @@ class LiveTracker(Tracker):
             self.look()
 
     def _seconds_left(self) -> float:
-        """Estimate by this process's mean time of generations with evaluations; NaN if none."""
+        """Estimate it by this process's mean time per generation, evaluations included; or NaN."""
         done = self._done - self._run.start_generation
         if not done:
             return math.nan

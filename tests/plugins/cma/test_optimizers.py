@@ -142,10 +142,6 @@ def test_nothing_is_told_where_nobody_is_better(builder: OptimizerBuilder) -> No
     one_left = np.array([1.0] + [float("nan")] * 11)
     assert optimizer.tell(2, optimizer.ask(2), None, one_left) == Step()
     assert points(optimizer.ask(3)).tolist() != points(optimizer.ask(2)).tolist()
-    with pytest.raises(ValueError, match="finite or NaN"):
-        optimizer.tell(4, optimizer.ask(4), None, np.array([1.0, float("inf")] * 6))
-    with pytest.raises(ValueError, match="12 genomes were asked, 11 told"):
-        optimizer.tell(5, optimizer.ask(5)[:-1], None, np.arange(11.0))
 
 
 @both
