@@ -33,7 +33,6 @@ from typing import TypeVar
 
 import torch
 
-from es_cookbook.common.errors import ModelError
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.evolution.exact import (
     MODULUS,
@@ -103,9 +102,6 @@ class Centre:
         parts: name -> which part of the parameter that is.
         fingerprints: name -> its term in the fingerprint returned last; a rank's own share, to
             which others' are added.
-
-    Raises:
-        ModelError: The base lacks a selected parameter, or has it in another size.
     """
 
     def __init__(
@@ -122,16 +118,6 @@ class Centre:
         self.shapes = space.shapes
         self.parts = parts
         self.fingerprints: dict[str, int] = {}
-        for name, shape in space.shapes.items():
-            if name not in base:
-                raise ModelError(
-                    f"the search space perturbs {name}, and the base model has no such parameter"
-                )
-            whole = parts[name] == Part.whole(shape)
-            found = tuple(base[name].shape)
-            fits = found == shape if whole else base[name].numel() == parts[name].num_elements
-            if not fits:
-                raise ModelError(f"{name} must have the shape {shape}, found {found}")
         self._space = space
         self._start = start_of(space.shapes)
         self._device = device

@@ -36,7 +36,6 @@ from typing import NamedTuple, TypeAlias, cast
 import numpy as np
 import torch
 
-from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import (
     GAUSSIANS_PER_BLOCK,
@@ -76,11 +75,7 @@ def _as_rows(weight: torch.Tensor, part: Part | None) -> tuple[Part, torch.Tenso
 
     Raises:
         RuntimeError: It does not hold this part, or not in rows and columns.
-        ValueError: It is not float32.
     """
-    _check_device(weight)
-    if weight.dtype != torch.float32:
-        raise ValueError(f"exact arithmetic needs float32, found {weight.dtype}")
     part = part or Part.whole(tuple(weight.shape))
     return part, weight.view(part.shape)
 
@@ -144,22 +139,6 @@ def _key_of(name: str) -> int:
     """Return `name_key` as a signed number of the same bits: Triton then always takes 64."""
     key = name_key(name)
     return key - 2**64 if key >= 2**63 else key
-
-
-def _check_device(out: torch.Tensor) -> None:
-    """Check that a program can write `out`.
-
-    Raises:
-        ConfigError: There is no Triton.
-        ValueError: It is not on a CUDA device.
-    """
-    if not programs.HAVE_TRITON:
-        raise ConfigError(
-            "noise on CUDA is made by the package triton, which is not installed; on Linux, "
-            "`pip install triton` installs it"
-        )
-    if not out.is_cuda and not programs.INTERPRETED:
-        raise ValueError(f"the Triton twin needs tensors on CUDA, found one on {out.device}")
 
 
 _TILE_ROWS, _TILE_COLUMNS = 32, 128
@@ -371,9 +350,6 @@ def fill(jobs: Sequence[Job], entries: _Entries, noise: NoiseKind = "gaussian") 
     """Write all entries of all jobs; everything else stays as it is.
 
     One launch, if all tensors have one dtype.
-
-    Raises:
-        ValueError: A job is on another device.
     """
     if not len(entries.places):
         return
@@ -393,7 +369,6 @@ def _fill(jobs: Sequence[Job], entries: _Entries, noise: NoiseKind) -> None:
     settings: dict[str, object] = {}
     first_tile = 0
     for job, runs in zip(jobs, runs_of_jobs, strict=True):
-        _check_device(job.out)
         num_tiles, tiling, settings = _tiles_of(runs, noise, blocks)
         centre = job.centre
         numbers.append(

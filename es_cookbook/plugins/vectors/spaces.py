@@ -92,8 +92,6 @@ class SoftPrompt(SearchSpaceBuilder):
         rows, width = embedding.shape
         number = self.num_tokens or len(self.text_tokens) or _NUM_TOKENS
         tokens = self.text_tokens
-        if not tokens and self.text is not None:
-            raise TypeError("search_space.text: give its tokens, by `tokenized`")
         if not tokens:
             drawn = words(self.init_seed, "soft_prompt", 0, -(-number // WORDS_PER_BLOCK))
             tokens = tuple((drawn % rows).tolist())
