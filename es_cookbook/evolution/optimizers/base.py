@@ -45,11 +45,10 @@ class Optimizer(ABC):
     """Whether `tell` needs the scores again when the run is resumed: then the history has them."""
     divides_fitness: bool = False
     """Whether to use fitness in units of its RMS so far: for a learning rate that was found."""
-
-    @property
-    def asks_ahead(self) -> bool:
-        """Whether `ask` does not depend on earlier calls of `tell`: it may be called early."""
-        return False
+    asks_ahead: bool = False
+    """Whether `ask` does not depend on earlier calls of `tell`: it may be called early."""
+    max_terms: int = 1
+    """Most terms that a genome will have."""
 
     @abstractmethod
     def tell(
@@ -83,11 +82,6 @@ class Optimizer(ABC):
     def learning_rate(self, generation: int) -> float | None:
         """Return the learning rate of the generation's step; None if the optimizer has none."""
         return None
-
-    @property
-    def max_terms(self) -> int:
-        """Most terms that a genome will have."""
-        return 1
 
     def begin_after(self, steps: Sequence[Step]) -> None:
         """Begin as a fork, before the first `ask`: after another run's steps.

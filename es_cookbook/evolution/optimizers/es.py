@@ -190,6 +190,7 @@ class ESOptimizer(Optimizer):
     def __init__(self, config: ES, run_seed: int, num_generations: int, space: SearchSpace) -> None:
         self._config = config
         self.run_seed = run_seed
+        self.asks_ahead = config.adaptive_sigma is None and not config.sharpness
         self._signs = (1, -1) if config.antithetic else (1,)
         self.num_seeds = config.population_size // len(self._signs)
         if config.sharpness and num_generations % 2:
@@ -242,11 +243,6 @@ class ESOptimizer(Optimizer):
     @override
     def metrics(self) -> Mapping[str, float]:
         return {"fitness/rms": self.rms} if self.divides_fitness else {}
-
-    @property
-    @override
-    def asks_ahead(self) -> bool:
-        return self._config.adaptive_sigma is None and not self._config.sharpness
 
     def ask(self, generation: int) -> list[Genome]:
         """Return genomes of new seeds; with antithetic, 2i and 2i + 1 are +σ and -σ of one seed."""

@@ -38,7 +38,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import chz
 import numpy as np
@@ -231,6 +231,9 @@ class SearchSpace(ABC):
         largest_sigma: upper bound on the sigma that is found for `optimizer.sigma=auto`.
     """
 
+    makes_own_factors: ClassVar[bool] = False
+    """Whether `term_factors` differs from the factors that the Triton programs make."""
+
     shapes: Mapping[str, tuple[int, ...]]
     noise: NoiseKind = "gaussian"
     shares: Shares = dataclasses.field(default_factory=Shares)
@@ -327,11 +330,6 @@ class SearchSpace(ABC):
 
         return add
 
-    @property
-    def makes_own_factors(self) -> bool:
-        """Whether `term_factors` differs from the factors that the Triton programs make."""
-        return False
-
     def term_factors(
         self, name: str, seeds_S: Sequence[int]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -349,6 +347,11 @@ class SearchSpace(ABC):
 @chz.chz
 class SearchSpaceBuilder(ABC):
     """Selects parameters by name and says how they are perturbed."""
+
+    hosts_offsets: ClassVar[bool] = True
+    """Whether the space that it builds does (`SearchSpace.hosts_offsets`)."""
+    has_vectors: ClassVar[bool] = False
+    """Whether the space that it builds does (`SearchSpace.vectors`)."""
 
     include: tuple[str, ...] = chz.field(
         default=("*",),
@@ -400,16 +403,6 @@ class SearchSpaceBuilder(ABC):
     def moves_quantised(self) -> bool:
         """Whether it perturbs what quantised weights are made of, and not the weights."""
         return self.kinds != WHOLE_KINDS
-
-    @property
-    def hosts_offsets(self) -> bool:
-        """Whether the space that it builds does (`SearchSpace.hosts_offsets`)."""
-        return True
-
-    @property
-    def has_vectors(self) -> bool:
-        """Whether the space that it builds does (`SearchSpace.vectors`)."""
-        return False
 
     def tokenized(self, tokenize: "Callable[[str], list[int]]") -> "SearchSpaceBuilder":
         """Return the same, with the tokens of texts that it starts from."""

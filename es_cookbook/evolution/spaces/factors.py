@@ -13,7 +13,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,9 @@ class AdapterFactors:
         transposed: names of adapted weights that are stored (in, out).
     """
 
+    are_parameters: ClassVar[bool] = True
+    """Whether A and B are parameters themselves, and not made of them."""
+
     targets: Mapping[str, tuple[str, str]]
     lora: LoRA
     transposed: frozenset[str] = dataclasses.field(default=frozenset(), kw_only=True)
@@ -68,11 +71,6 @@ class AdapterFactors:
     def __getstate__(self) -> dict[str, object]:
         """Return only the fields: what a subclass has read and cached is read again elsewhere."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-    @property
-    def are_parameters(self) -> bool:
-        """Whether A and B are parameters themselves, and not made of them."""
-        return True
 
     def factors(
         self, name: str, values_G: Sequence[Values]

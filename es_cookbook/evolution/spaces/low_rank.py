@@ -18,7 +18,7 @@ their size, with zeros where a genome has no part.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import chz
 import numpy as np
@@ -50,16 +50,12 @@ _TERMS_AT_ONCE = 64
 class LowRank(SearchSpaceBuilder):
     """Perturbs the model's linear weights with low-rank noise (EGGROLL)."""
 
+    hosts_offsets: ClassVar[bool] = False
     rank: int = chz.field(default=1, doc="rank of each term's perturbation of a weight")
 
     @chz.validate
     def _rank(self) -> None:
         check_range(self, "rank", at_least=1, prefix="search_space.")
-
-    @property
-    @override
-    def hosts_offsets(self) -> bool:
-        return False
 
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None

@@ -24,7 +24,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import chz
 import numpy as np
@@ -104,13 +104,10 @@ class _DecomposedFactors(AdapterFactors):
         num_values: name of each of its factors -> how many singular values have offsets.
     """
 
+    are_parameters: ClassVar[bool] = False
+
     start: StoredAdapter
     num_values: Mapping[str, int]
-
-    @property
-    @override
-    def are_parameters(self) -> bool:
-        return False
 
     @override
     def factors(

@@ -391,6 +391,7 @@ class _GeneticOptimizer(Optimizer):
         self._islands = [[Parent(BASE, 0.0)] for _ in range(config.num_islands)]
         self._latest: _Population | None = None
         self.records_scores = config.species_by == "behaviour"
+        self.max_terms = config.max_terms
 
     def sigma(self, generation: int) -> float:
         """Return the base sigma times its schedule."""
@@ -402,10 +403,6 @@ class _GeneticOptimizer(Optimizer):
         """Return the α of the ES step, `es_weight` times its schedule; None without one."""
         factor = self._config.es_weight_schedule(generation, self._num_generations)
         return self._config.es_weight * factor if self._config.es_weight else None
-
-    @property
-    def max_terms(self) -> int:
-        return self._config.max_terms
 
     def begin_after(self, steps: Sequence[Step]) -> None:
         """Take the terms that these steps added to the base as the trunk of all individuals."""

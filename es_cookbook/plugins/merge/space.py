@@ -18,7 +18,7 @@ or any tool that fits one to the difference of two checkpoints).
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import chz
 from typing_extensions import override
@@ -114,12 +114,9 @@ class _MergedFactors(AdapterFactors):
         starts: the adapters.
     """
 
-    starts: tuple[StoredAdapter, ...]
+    are_parameters: ClassVar[bool] = False
 
-    @property
-    @override
-    def are_parameters(self) -> bool:
-        return False
+    starts: tuple[StoredAdapter, ...]
 
     @override
     def factors(

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import chz
 import numpy as np
@@ -155,15 +155,12 @@ class QuantCodes(_OfQuantised):
     differs from that only for changes by more than one.
     """
 
+    hosts_offsets: ClassVar[bool] = False
+
     @property
     @override
     def kinds(self) -> tuple[str, ...]:
         return ("codes",)
-
-    @property
-    @override
-    def hosts_offsets(self) -> bool:
-        return False
 
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None

@@ -21,7 +21,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import chz
 from typing_extensions import override
@@ -46,6 +46,7 @@ _MOST_TOKENS = 2**16
 class SoftPrompt(SearchSpaceBuilder):
     """Embeddings of virtual tokens before each prompt."""
 
+    has_vectors: ClassVar[bool] = True
     text: str | None = chz.field(
         default=None, doc="text whose tokens' embeddings it starts from; random tokens if unset"
     )
@@ -69,11 +70,6 @@ class SoftPrompt(SearchSpaceBuilder):
                 "search_space=soft_prompt perturbs virtual tokens, not parameters of the model; "
                 "leave out search_space.include and search_space.exclude"
             )
-
-    @property
-    @override
-    def has_vectors(self) -> bool:
-        return True
 
     @override
     def tokenized(self, tokenize: Callable[[str], list[int]]) -> "SoftPrompt":
@@ -114,10 +110,7 @@ class SoftPrompt(SearchSpaceBuilder):
 class Steering(SearchSpaceBuilder):
     """A vector for each layer that has a selected parameter, added to the layer's outputs."""
 
-    @property
-    @override
-    def has_vectors(self) -> bool:
-        return True
+    has_vectors: ClassVar[bool] = True
 
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None

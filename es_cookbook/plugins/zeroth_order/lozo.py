@@ -17,7 +17,7 @@ noise.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import chz
 import numpy as np
@@ -69,10 +69,7 @@ class LazyLowRank(LowRank):
 class LazyLowRankSpace(LowRankSpace):
     """Linear weights, perturbed by U Vᵀ / √rank with the V of a seed's interval."""
 
-    @property
-    @override
-    def makes_own_factors(self) -> bool:
-        return True
+    makes_own_factors: ClassVar[bool] = True
 
     @override
     def term_factors(
