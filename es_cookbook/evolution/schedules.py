@@ -43,7 +43,6 @@ class Constant(Schedule):
     """1 throughout."""
 
     def __call__(self, generation: int, num_generations: int) -> float:
-        del generation, num_generations
         return 1.0
 
 
@@ -133,7 +132,6 @@ class Table(Schedule):
 
     def __call__(self, generation: int, num_generations: int) -> float:
         """Interpolate linearly in the generation; the run's length does not matter."""
-        del num_generations
         points = zip(self.generations, self.factors, strict=True)
         for (start, first), (end, last) in pairwise(points):
             if generation <= end:

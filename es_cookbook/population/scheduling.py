@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from statistics import fmean
-from types import TracebackType
 from typing import Generic, TypeAlias, TypeVar
 
 import anyio
@@ -148,12 +147,7 @@ class InOrder(Generic[_T]):
     async def __aenter__(self) -> "InOrder[_T]":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Cancel what is still running."""
         tasks = [task for task, _ in self._under_way.values()]
         for task in tasks:

@@ -160,7 +160,6 @@ class Objective(ABC):
 
     def metrics(self, outcomes: Outcomes) -> Metrics:
         """Return metrics `objective/...` of a generation; none by default."""
-        del outcomes
         return {}
 
     def check(self, attempts: int, temperature: float, path: str = "objective") -> None:

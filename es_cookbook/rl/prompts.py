@@ -105,7 +105,6 @@ def _chat(
 @functools.lru_cache(64)
 def _warn_of(tokenizer: Tokenizer, name: str, is_chat: bool) -> None:
     """Warn, once per name, of a control token in a question, which may be a rendered chat."""
-    del tokenizer
     logger.warning(
         "%r in a question belongs to the model's chat template, and is shown to the model as text; "
         "questions that have been put into the template before need chat=False"

@@ -53,7 +53,6 @@ class Regulariser(ABC):
 
     def trained_on(self, tokenizer: Tokenizer) -> Iterable[tuple[int, ...]]:
         """Return digests of problems whose right answers it uses, as for a training set."""
-        del tokenizer
         return ()
 
     @abstractmethod
@@ -72,5 +71,4 @@ class Regulariser(ABC):
         test_P: Sequence[EnvGroupBuilder],
     ) -> Sequence[EnvGroupBuilder]:
         """Return its problems that are measured with the held-out ones; none by default."""
-        del tokenizer, context_length, run_seed, test_P
         return ()

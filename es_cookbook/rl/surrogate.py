@@ -90,7 +90,6 @@ class Surrogate(AnswerSource):
     async def problem(
         self, asked: EnvGroupBuilder, answered: TrajectoryGroup, tokenizer: Tokenizer
     ) -> "AnswersProblem":
-        del asked, tokenizer
         found: Counter[Example] = Counter()
         ended = [
             (trajectory, reward)

@@ -285,7 +285,6 @@ class ProvableEnv(Env):
 
     async def prompt_length(self, context_length: int) -> int:
         """Return the tokens of the first prompt."""
-        del context_length
         return len((await self.initial_observation()).tokens_T)
 
 
@@ -430,7 +429,6 @@ class EnvGroupBuilder(ABC):
             One `GroupReward` for each trajectory, in the same order; a `LostRollout` in its place
             loses that rollout.
         """
-        del trajectories, policies
         return None
 
     @property
@@ -500,7 +498,6 @@ class RLDataset(ABC):
         self, generation: int, groups_P: Sequence[TrajectoryGroup]
     ) -> Sequence[ProblemResult]:
         """Return the results that the history keeps, one per problem; none by default."""
-        del generation, groups_P
         return ()
 
     def tell(

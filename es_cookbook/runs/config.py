@@ -181,7 +181,6 @@ class RunConfig(ABC):
 
     def sampling_at(self, generation: int) -> SamplingParams:
         """Return the sampling parameters of a generation."""
-        del generation
         return self.sampling
 
     def sampler(

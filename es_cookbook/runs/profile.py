@@ -14,7 +14,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from typing_extensions import override
@@ -60,12 +59,7 @@ class Profile(Spans):
     def __enter__(self) -> "Profile":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Write the trace, however the run ended."""
         lines = ",\n".join(map(json.dumps, self._events()))
         end = '\n],\n"displayTimeUnit": "ms"}\n'

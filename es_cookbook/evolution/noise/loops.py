@@ -30,7 +30,6 @@ def _high(_: Any, a: Any, b: Any) -> tuple[Any, Callable[..., Any]]:
     """Return the upper half of the product of two words: one instruction, which Python lacks."""
 
     def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
-        del context, signature
         double = ir.IntType(128)
         product = builder.mul(*(builder.zext(value, double) for value in values))
         return builder.trunc(builder.lshr(product, ir.Constant(double, 64)), ir.IntType(64))

@@ -138,7 +138,6 @@ class OptimizerBuilder(ABC):
 
     def rate_factor(self, generation: int, num_generations: int) -> float:
         """Return the factor on the learning rate in a generation."""
-        del generation, num_generations
         return 1.0
 
     @classmethod

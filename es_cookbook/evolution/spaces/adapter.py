@@ -87,9 +87,6 @@ class Adapter(SearchSpaceBuilder):
         check_range(self, "rank", at_least=1, prefix="search_space.")
         check_range(self, "alpha", above=0, prefix="search_space.")
         check_range(self, "init_seed", at_least=0, at_most=MAX_SEED, prefix="search_space.")
-
-    @chz.validate
-    def _signal(self) -> None:
         if self.start is None and self.init == "orthogonal" and self.rank < 2:
             raise ConfigError(
                 "search_space.init=orthogonal gives A and B ranks of their own, so "

@@ -406,7 +406,6 @@ class SearchSpaceBuilder(ABC):
 
     def tokenized(self, tokenize: "Callable[[str], list[int]]") -> "SearchSpaceBuilder":
         """Return the same, with the tokens of texts that it starts from."""
-        del tokenize
         return self
 
     @abstractmethod

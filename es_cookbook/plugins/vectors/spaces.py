@@ -83,7 +83,6 @@ class SoftPrompt(SearchSpaceBuilder):
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
     ) -> "_VectorSpace":
         """Build the space over the model's first embedding."""
-        del read_adapter
         embedding = _embedding(parameters)
         rows, width = embedding.shape
         number = self.num_tokens or len(self.text_tokens) or _NUM_TOKENS
@@ -116,7 +115,6 @@ class Steering(SearchSpaceBuilder):
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
     ) -> "_VectorSpace":
         """Build the space over the layers of the parameters that include and exclude leave."""
-        del read_adapter
         _, width = _embedding(parameters).shape
         layers = [layer_of(parameter.name) for parameter in self.select(parameters)]
         vectors = {f"{layer}.steering": layer for layer in layers if layer is not None}

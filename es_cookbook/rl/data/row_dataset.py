@@ -88,9 +88,6 @@ class RowDatasetBuilder(RLDatasetBuilder):
                 f"on_long_prompt={self.on_long_prompt} needs max_prompt_tokens: which rows a run "
                 "uses must not depend on the engine's context"
             )
-
-    @chz.validate
-    def _counts(self) -> None:
         check_range(self, "num_train", "problems_per_generation", at_least=1)
         check_range(self, "num_test", "fold", at_least=0)
         check_range(self, "test_fraction", above=0, at_most=0.5)
@@ -180,7 +177,6 @@ class RowDatasetBuilder(RLDatasetBuilder):
         Raises:
             DataError: There are too few.
         """
-        del train
         return ()
 
     def _splits(self) -> "tuple[list[_Keyed], list[_Keyed]]":

@@ -176,7 +176,6 @@ class _HasKey(Protocol):
     @property
     def key(self) -> Hashable:
         """Equal for the same problem."""
-        ...
 
 
 P = TypeVar("P", bound=_HasKey)

@@ -90,7 +90,6 @@ class MessageEnv(ProvableEnv):
         Report here the metrics that a rollout has at its end, such as `correct`: their means are
         over the rollouts that report them.
         """
-        del limit
         return Reply(done=True)
 
     @override

@@ -247,8 +247,7 @@ class ChatTemplate:
 
 
 @lru_cache(16)
-def _template(tokenizer: Tokenizer, template: str) -> ChatTemplate:
-    del template  # Another one is tried anew.
+def _template(tokenizer: Tokenizer, template: str) -> ChatTemplate:  # Another is tried anew.
     return ChatTemplate(tokenizer)
 
 

@@ -270,5 +270,4 @@ def _validator() -> "type[Validator]":
 
 
 def _is_integer(checker: object, value: object) -> bool:
-    del checker
     return isinstance(value, int) and not isinstance(value, bool)

@@ -59,7 +59,6 @@ class Reward(ABC):
 
         Attempts vote by it; by default None.
         """
-        del text, row
         return None
 
     def after(self, prompt: str) -> Self:
@@ -67,7 +66,6 @@ class Reward(ABC):
 
         A reward that expects a tag at an answer's start does not if the prompt ends in it.
         """
-        del prompt
         return self
 
     def check(self) -> None:

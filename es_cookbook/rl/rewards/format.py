@@ -151,7 +151,6 @@ class Format(Reward):
             raise ConfigError("excluded needs form=tags: form=paper always expects all of them")
 
     def __call__(self, text: str, row: Fields) -> float:
-        del row
         tags = {"think": self.think, "answer": self.answer}
         in_think = bool(self.prompt_ends_in_think)
         if self.form == "paper":

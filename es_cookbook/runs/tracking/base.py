@@ -112,7 +112,6 @@ class TrackerBuilder(ABC):
         Raises:
             ESCookbookError: It cannot be written.
         """
-        del log_path, rows, is_over
         return ""
 
     @abstractmethod
