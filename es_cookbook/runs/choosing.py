@@ -179,7 +179,8 @@ def sized(config: Config, sample: AnswerSample, counts: tuple[int, int], seconds
     if "sampling.stop" in free and config.sampling.stop is None and goes_on(sample.answers):
         chosen["sampling.stop"] = ("\n",)
         config = with_options(config, chosen)
-    lengths, most = _lengths(sample, config.sampling.stop or ()), config.sampling.max_tokens
+    stop, most = config.sampling.stop or (), config.sampling.max_tokens
+    lengths = [_length(answer, stop) for answer in sample.answers]
     if "sampling.max_tokens" in free and (room := _room(sample, lengths, most)):
         chosen["sampling.max_tokens"] = most = room
         config = with_options(config, chosen)
@@ -220,12 +221,8 @@ def _seconds_of(sample: AnswerSample, length: float) -> float:
     return _OF_GENOME * turns * max(seconds, 1e-6)
 
 
-def _lengths(sample: AnswerSample, stop: Sequence[str]) -> list[float]:
-    """Return the length of each answer in tokens, infinite for one that did not end."""
-    return [_length(answer, stop) for answer in sample.answers]
-
-
 def _length(answer: Answer, stop: Sequence[str]) -> float:
+    """Return the length of an answer in tokens, infinite for one that did not end."""
     for text in stop:
         before, found, _ = answer.text.partition(text)
         if found:

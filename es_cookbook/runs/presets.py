@@ -105,15 +105,16 @@ def _with_preset(
     return {**stay, **given}
 
 
-_PLAIN = {
+PLAIN = {
     "optimizer": "es",
     "optimizer.learning_rate_schedule": "none",
     "optimizer.sigma_schedule": "none",
     "sampling.temperature": "0.0",
     "surrogate": "None",
 }
+"""Plain evolution strategies without schedules, on greedy answers."""
 _ES_AT_SCALE = {
-    **_PLAIN,
+    **PLAIN,
     "search_space": "full_rank",
     "fitness": "zscore",
     "optimizer.sigma": "0.001",
@@ -126,7 +127,7 @@ _BUILT_IN: Mapping[str, Preset] = {
     "es_at_scale": Preset(_ES_AT_SCALE, "arXiv:2509.24372"),
     "eggroll": Preset(
         {
-            **_PLAIN,
+            **PLAIN,
             "search_space": "low_rank",
             "search_space.rank": "1",
             "optimizer.antithetic": "True",

@@ -50,10 +50,12 @@ class _Run(Protocol):
     @property
     def generations(self) -> range:
         """Generations still to come."""
+        ...
 
     @property
     def recorder(self) -> Recorder:
         """Records these generations."""
+        ...
 
 
 _OpenRun = TypeVar("_OpenRun", bound=_Run, covariant=True)

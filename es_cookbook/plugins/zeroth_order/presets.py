@@ -23,15 +23,12 @@ over the tokens of an answer, and here sums.
 
 import math
 
-from es_cookbook.runs.presets import Preset
+from es_cookbook.runs.presets import PLAIN, Preset
 
 _ON_LOSSES = {
+    **PLAIN,
     "surrogate": "gold",
     "fitness": "raw",
-    "optimizer": "es",
-    "optimizer.learning_rate_schedule": "none",
-    "optimizer.sigma_schedule": "none",
-    "sampling.temperature": "0.0",
     "dataset.problems_per_generation": "16",
 }
 _EPSILON, _ETA = 1e-3, 1e-7

@@ -12,11 +12,9 @@ import contextlib
 import io
 import os
 import pickle
-import runpy
 import struct
 import sys
 import traceback
-import types
 from typing import BinaryIO
 
 STARTED = b"S"
@@ -107,12 +105,9 @@ def _load_main(main: tuple[str, str] | None) -> None:
                 f"it is defined in {path}, which would run as a whole when it is imported: put "
                 "what runs there under if __name__ == '__main__', or the function into a module"
             )
-    loaded = types.ModuleType("__mp_main__")
-    if module_name:
-        vars(loaded).update(runpy.run_module(module_name, run_name="__mp_main__", alter_sys=True))
-    else:
-        vars(loaded).update(runpy.run_path(path, run_name="__mp_main__"))
-    sys.modules["__main__"] = sys.modules["__mp_main__"] = loaded
+    from multiprocessing.spawn import prepare
+
+    prepare({"init_main_from_name": module_name} if module_name else {"init_main_from_path": path})
 
 
 if __name__ == "__main__":
