@@ -211,7 +211,7 @@ class AdamRule(Rule):
         return _all_of(self.counts, num_terms)
 
     def rms(self, coefficients_S: Sequence[float]) -> float:
-        """Approximated with the mean of v for all its elements."""
+        """Approximate it with the mean of v for all its elements."""
         groups = grouped(coefficients_S, self.counts)
         squares = [math.fsum(c * c for c in group) for group in groups]
         m = math.fsum(a * a * square for a, square in zip(self.first, squares, strict=True))
@@ -299,7 +299,7 @@ class ErrorFeedbackRule(Rule):
         return _all_of((1,) * len(self.weights), num_terms)
 
     def rms(self, coefficients_S: Sequence[float]) -> float:
-        """RMS of the last generation's sum without rounding."""
+        """Return the RMS of the last generation's sum without rounding."""
         newest = self.counts[-1] if self.counts else 0
         pairs = list(zip(self.weights, coefficients_S, strict=True))[len(self.weights) - newest :]
         return math.hypot(*(weight * coefficient for weight, coefficient in pairs))

@@ -127,11 +127,6 @@ class Underway:
 
     rollouts: Rollouts | None = None
 
-    def begin(self, generation: int | None, count: int) -> Rollouts:
-        """Begin so many rollouts, of a generation or of an evaluation (None)."""
-        self.rollouts = Rollouts(generation, count)
-        return self.rollouts
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Seconds:
@@ -295,7 +290,7 @@ class PopulationSampler:
         seeds = ("evaluation",) if generation is None else ("sampling", generation)
         seed_of = functools.partial(derive_seed, self.run_seed, *seeds)
         count = len(env_group_builders_P) * num_genomes * num_attempts
-        underway = self.underway.begin(generation, count)
+        underway = self.underway.rollouts = Rollouts(generation, count)
         watch = Watch(self.rollout_timeout, self.turn_timeout, self.spans)
         groups_P = [
             RolloutGroup(

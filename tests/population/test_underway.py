@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from es_cookbook.population.sampler import Underway
+from es_cookbook.population.sampler import Rollouts, Underway
 from es_cookbook.rl.types import Action, Observation, Trajectory, Transition
 from es_cookbook.runs.tracking.base import RunInfo
 from es_cookbook.runs.tracking.live import LiveTracker
@@ -24,7 +24,7 @@ def running(path: Path, underway: Underway, start: int = 0) -> RunInfo:
 
 
 def test_the_time_left_follows_from_the_rollouts_that_have_ended() -> None:
-    now = Underway().begin(0, 100)
+    now = Rollouts(0, 100)
     now.began -= 60
     for done in range(50):
         assert math.isnan(now.seconds_left) == (done < 5)
@@ -40,7 +40,7 @@ def looked_at(path: Path, seconds: float, *, done: int, later: bool = False) -> 
         if later:
             tracker.log(0, {})
             tracker.recorded(1)
-        now = underway.begin(1 if later else 0, 10)
+        now = underway.rollouts = Rollouts(1 if later else 0, 10)
         now.began -= seconds
         for _ in range(done):
             now.ended(answered(0.25), has_reward=True)
@@ -68,7 +68,7 @@ def test_a_screen_shows_the_rollouts_in_progress(tmp_path: Path) -> None:
     sent, underway = io.StringIO(), Underway()
     console = Console(file=sent, force_terminal=True, width=140, height=40, highlight=False)
     tracker = LiveTracker(running(tmp_path, underway), console)
-    now = underway.begin(0, 10)
+    now = underway.rollouts = Rollouts(0, 10)
     now.began -= 60
     for _ in range(5):
         now.ended(answered(0.25), has_reward=True)

@@ -15,6 +15,7 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.terminal import plural
+from es_cookbook.rl.messages.tools import cut
 from es_cookbook.rl.rollouts import REPORTED
 from es_cookbook.rl.types import Logs, LostRollout, TrajectoryGroup
 from es_cookbook.runs.directory.directory import METRICS, ROLLOUTS, read_metrics
@@ -107,10 +108,7 @@ class _JsonlTracker(Tracker):
         return {name: self._cut(text) for name, text in logs.items()}
 
     def _cut(self, text: str) -> str:
-        limit = self._builder.max_text_chars
-        if len(text) <= limit:
-            return text
-        return f"{text[:limit]} [{len(text) - limit} more characters]"
+        return cut(text, self._builder.max_text_chars)
 
     def close(self) -> None:
         self._metrics.close()
