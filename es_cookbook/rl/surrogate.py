@@ -99,7 +99,7 @@ class Surrogate(AnswerSource):
             for trajectory, reward in zip(trajectories_K, rewards_K, strict=True)
             if isinstance(trajectory, Trajectory)
         ]
-        weights = group_weights([reward for _, reward in ended], normalise=self.normalise)
+        weights = self.weights([reward for _, reward in ended])
         for (trajectory, _), weight in zip(ended, weights, strict=True):
             if weight:
                 share = weight / len(ended)
@@ -109,6 +109,37 @@ class Surrogate(AnswerSource):
                 )
         examples = tuple(dataclasses.replace(each, count=n) for each, n in found.items())
         return AnswersProblem(examples, answered.tags)
+
+    def weights(self, rewards_K: Sequence[float]) -> Sequence[float]:
+        """Return the weight of each of the centre's answers to a problem."""
+        return group_weights(rewards_K, normalise=self.normalise)
+
+
+@chz.chz
+class BestAnswers(Surrogate):
+    """Genomes score the best of the centre's answers to each problem.
+
+    That is reward-ranked fine-tuning (Dong et al. 2023, arXiv:2304.06767) without backpropagation.
+    A problem counts by how far its best reward is above the mean, so one that the centre always or
+    never solves says nothing and costs nothing. A genome reads one answer to a problem in place of
+    all of them: a generation takes about 1/K of the time of `Surrogate`.
+    """
+
+    attempts: int = chz.field(default=8, doc="answers of the centre to each problem of a batch")
+    normalise: bool = chz.field(
+        default=False, doc="divide a problem's rewards by their standard deviation"
+    )
+
+    @override
+    def weights(self, rewards_K: Sequence[float]) -> Sequence[float]:
+        """Return the usual weight for the first of the best answers, and 0 for the others.
+
+        >>> BestAnswers().weights([0.0, 1.0, 0.0, 1.0])
+        [0.0, 0.5, 0.0, 0.0]
+        """
+        weights = super().weights(rewards_K)
+        best = max(range(len(weights)), key=weights.__getitem__, default=None)
+        return [weight if k == best else 0.0 for k, weight in enumerate(weights)]
 
 
 @chz.chz

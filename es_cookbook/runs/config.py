@@ -231,7 +231,7 @@ class Config(RunConfig):
     fitness: Fitness = Names(FITNESS_NAMES, default="zscore").field("turns scores into fitness")
     surrogate: AnswerSource | None = Names(SURROGATE_NAMES, default="centre").field(
         "genomes score answers instead of giving their own: those of the centre "
-        "(surrogate.attempts=16), or the gold answers",
+        "(surrogate.attempts=16), the best of them, or the gold answers",
         optional=True,
     )
     temperature_schedule: Schedule = schedule_field("factor on sampling.temperature over the run")

@@ -21,7 +21,7 @@ from es_cookbook.plugins.gradients.learner import Learner
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rollouts import Example, mean_rewards
-from es_cookbook.rl.surrogate import AnswersProblem, GoldAnswers, Surrogate
+from es_cookbook.rl.surrogate import AnswersProblem, BestAnswers, GoldAnswers, Surrogate
 from es_cookbook.rl.types import (
     Action,
     LostRollout,
@@ -88,6 +88,17 @@ async def test_answers_have_their_reward_above_the_others_as_weight_and_equal_on
     assert weights == pytest.approx([right.weight, wrong.weight]), "of the three that ended"
     assert problem.num_tokens == 7 and problem.tags == ("even",)
     assert sum(each.weight * each.count for each in problem.answers) == pytest.approx(0)
+
+
+async def test_the_best_answer_alone_counts_by_its_reward_above_the_mean() -> None:
+    tokenizer = FakeEngine().tokenizer
+    group = answered(WRONG, CHAT, RIGHT, CHAT)
+    found = await BestAnswers().problem(problem(0, "train"), group, tokenizer)
+    (best,) = found.answers
+    assert best.tokens_T == (5, 6, 7, 11, 12, 8, 9) and best.count == 1
+    assert best.weight == pytest.approx((3 - 7 / 4) / 4)
+    for same in (answered(RIGHT, RIGHT), answered(LOST)):
+        assert not (await BestAnswers().problem(problem(0, "train"), same, tokenizer)).answers
 
 
 async def scores(

@@ -31,7 +31,7 @@ from es_cookbook.plugins.objectives.length import LengthPenalty
 from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.plugins.regularisers.preference import PreferencePairs
 from es_cookbook.rl.objectives import MaxOfK
-from es_cookbook.rl.surrogate import Surrogate
+from es_cookbook.rl.surrogate import BestAnswers, Surrogate
 from es_cookbook.rl.types import Action
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.history.store import read_history
@@ -377,11 +377,12 @@ async def test_a_longer_run_goes_on_unless_its_schedule_would_have_moved_otherwi
     assert len(list(read_history(tmp_path / "run-longer/history.jsonl"))) == 6
 
 
+@pytest.mark.parametrize("kind", [Surrogate, BestAnswers])
 async def test_with_a_surrogate_the_centre_answers_and_every_genome_scores_what_it_said(
-    tmp_path: Path,
+    tmp_path: Path, kind: type[Surrogate]
 ) -> None:
     FakeEngineBuilder.made.clear()
-    unbroken = await assert_goes_on_exactly(tmp_path, surrogate=Surrogate(attempts=6))
+    unbroken = await assert_goes_on_exactly(tmp_path, surrogate=kind(attempts=6))
     assert {who for who, _ in FakeEngineBuilder.made[0].requests} == {"centre"}
     rows = read_metrics(unbroken / "metrics.jsonl")
     assert [row["progress/rollouts"] for row in rows] == [*range(12, 145, 12), 144]

@@ -37,7 +37,8 @@ class CLIConfig(RecipeConfig):
     dataset: RLDatasetBuilder = built_field(ChatDatasetBuilder)
     optimizer: OptimizerBuilder = OptimizerNames({"es": ES}).field()
     surrogate: AnswerSource | None = Names(SURROGATE_NAMES, default="gold").field(
-        "genomes score answers, the gold ones or the centre's; None: they give their own"
+        "genomes score answers: the gold ones, the centre's or the best of those; None: they give "
+        "their own"
     )
     # A task may want fewer (dataset.answer_tokens).
     sampling: SamplingParams = built_field(SamplingParams, max_tokens=40)
