@@ -28,8 +28,8 @@ from es_cookbook.common.errors import ESCookbookError, leaves
 from es_cookbook.common.options import (
     Option,
     OptionError,
+    blueprint_of,
     built,
-    described,
     options_in,
     whole_options,
 )
@@ -204,7 +204,7 @@ def help_page(config: object, given: Mapping[str, str], everything: bool = True)
             a part that is chosen.
     """
     typed, given = given, whole_options(config, given)
-    _, options = described(config, given)
+    _, options = blueprint_of(config, given)
     often: Collection[str] = getattr(config, "common_options", options)
     shown = [
         option

@@ -164,7 +164,7 @@ def built(config: type[_Config] | _Config, given: Mapping[str, str]) -> _Config:
         ConfigError: A class refuses the values of its fields.
     """
     given = whole_options(config, given)
-    blueprint, options = described(config, given)
+    blueprint, options = blueprint_of(config, given)
     for path in given:
         if path not in options:
             meant = did_you_mean(path, options)
@@ -183,7 +183,7 @@ def whole_options(config: object, given: Mapping[str, str]) -> Mapping[str, str]
     return getattr(config, "whole_options", dict)(given)
 
 
-def described(
+def blueprint_of(
     config: object, given: Mapping[str, str]
 ) -> "tuple[chz.Blueprint[object], Mapping[str, Option]]":
     """Return the blueprint from which chz builds a config, and its options.
@@ -207,7 +207,7 @@ def described(
         if found is None or (path := found[1]) not in given:
             raise OptionError(" ".join(str(error).split())) from error
         others = {name: text for name, text in given.items() if name != path}
-        accepted = described(config, others)[1][path].accepts
+        accepted = blueprint_of(config, others)[1][path].accepts
         if found[2]:  # It is chosen by a name.
             said = found[3]
         elif "|" in accepted and " " not in accepted:
@@ -222,7 +222,7 @@ def described(
         if any(other.startswith(f"{path}.") for other in given)
     }
     if chosen.keys() - given.keys():  # An optional part with a given field.
-        return described(config, {**chosen, **given})
+        return blueprint_of(config, {**chosen, **given})
     return blueprint, options
 
 
