@@ -14,7 +14,6 @@ row's own position is masked, and contributes exactly nothing.
 """
 
 import dataclasses
-import math
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
@@ -128,7 +127,7 @@ class TokenCache:
     def __init__(self, num_blocks: int, dtype: torch.dtype = torch.float32) -> None:
         self.num_blocks, self.dtype = num_blocks, dtype
         self.num_reached = 1
-        self._layers: dict[int, LayerStates] = {}
+        self._layers: dict[int, tuple[torch.Tensor, ...]] = {}
         self._lock = threading.Lock()  # lanes share the cache
 
     def release(self) -> None:
@@ -166,28 +165,22 @@ class TokenCache:
 
 
 class KernelCache(TokenCache):
-    """A cache on the CPU, in the kernel's layout (`Cache` there), in float32 or bfloat16.
+    """A cache on the CPU, in the kernel's layout (`kernels.attention`), in float32 or bfloat16.
 
-    Memory that is never used is not touched, so it has its whole size from the beginning.
+    Memory that is never used is not touched, so it has its whole size from the beginning. All that
+    a layer has of a block lies together: NumPy asks for pages of 2 MB, and few are touched.
     """
 
-    def layer(self, index: int, k_T: torch.Tensor, v_T: torch.Tensor) -> LayerStates:
-        """All keys and values of a layer, like these of some tokens: (tokens, kv heads, d)."""
-        if index not in self._layers:
-            (kv_heads, depth), columns = k_T.shape[1:], round_up(v_T.shape[2], STEP)
-            with self._lock:
-                if index not in self._layers:
-                    keys = self._zeros((kv_heads, self.num_blocks, depth, STEP))
-                    values = self._zeros((kv_heads, self.num_blocks, STEP, columns))
-                    self._layers[index] = keys, values
-        return self._layers[index]
-
-    def _zeros(self, shape: Sequence[int]) -> torch.Tensor:
-        # NumPy asks for pages of 2 MB: with 4 kB ones sampling in float32 took a sixth longer.
-        memory = np.zeros(math.prod(shape) * self.dtype.itemsize + _ALIGNMENT, dtype=np.uint8)
-        first = -memory.ctypes.data % _ALIGNMENT
-        whole = torch.from_numpy(memory[first : len(memory) - _ALIGNMENT + first])
-        return whole.view(self.dtype).view(*shape)
+    def layer(self, index: int, size: int) -> torch.Tensor:
+        """All keys and values of a layer that takes `size` numbers per place: (blocks, numbers)."""
+        with self._lock:
+            if index not in self._layers:
+                num_bytes = self.num_blocks * STEP * size * self.dtype.itemsize
+                memory = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
+                first = -memory.ctypes.data % _ALIGNMENT
+                whole = torch.from_numpy(memory[first : first + num_bytes]).view(self.dtype)
+                self._layers[index] = (whole.view(self.num_blocks, STEP * size),)
+            return self._layers[index][0]
 
 
 class KernelRows:
@@ -222,40 +215,39 @@ class KernelRows:
         self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
     ) -> torch.Tensor:
         """Attention for flat rows: q (T, heads, d), k and v (T, kv heads, d) -> (T, heads, d)."""
-        heads, width = q_T.shape[1], v_T.shape[2]
         y_T_N = torch.cat([each.flatten(1) for each in (q_T, k_T, v_T)], dim=1).float()
         linear = y_T_N, y_T_N, NO_FACTORS, None, NO_NORMS
+        heads, (kv_heads, width) = q_T.shape[1], v_T.shape[1:]
         out_T_N = torch.empty(len(q_T), heads * width)
-        self._attend(layer, linear, (k_T, v_T), heads, out_T_N)
+        self._attend(layer, linear, (heads, kv_heads, width), k_T.shape[2], out_T_N)
         return out_T_N.view(len(q_T), heads, width).to(q_T.dtype)
 
     def attend_rotated(
         self, layer: AttentionLayer, linear: LinearOutputs, heads: tuple[int, int]
     ) -> torch.Tensor:
-        """The same from outputs of linear layers; heads are (number of kv heads, d)."""
+        """Return the same from outputs of linear layers; heads are (number of kv heads, d)."""
         y_T_N, (kv_heads, size) = linear[0], heads
-        of_kv = y_T_N.view(len(y_T_N), -1, size)[:, :kv_heads]
         out_T_N = y_T_N.new_empty(len(y_T_N), y_T_N.shape[1] - 2 * kv_heads * size)
-        self._attend(layer, linear, (of_kv, of_kv), out_T_N.shape[1] // size, out_T_N)
+        self._attend(layer, linear, (out_T_N.shape[1] // size, kv_heads, size), size, out_T_N)
         return out_T_N
 
     def _attend(
         self,
         layer: AttentionLayer,
         linear: LinearOutputs,
-        like: tuple[torch.Tensor, torch.Tensor],
-        heads: int,
+        heads: tuple[int, int, int],
+        depth: int,
         out_T_N: torch.Tensor,
     ) -> None:
-        """The kernel `attend`, with a cache of keys and values like these of some tokens."""
+        """Run the kernel `attend`; heads as it takes them, with keys of `depth` numbers."""
         y_T_N, x_T_N, factors, rotary, norms = linear
-        keys, values = self._cache.layer(layer.index, *like)
+        _, kv_heads, width = heads
+        cache = self._cache.layer(layer.index, kv_heads * (depth + round_up(width, STEP)))
         if rotary is None:  # of layers without positions
             rotary = (torch.empty(1, len(y_T_N), 0),) * 2
         cos_T_N, sin_T_N = (each[0].numpy() for each in rotary)
         rows = rows_of(y_T_N), rows_of(x_T_N), factors, (cos_T_N, sin_T_N), norms
-        cache = rows_of(keys), rows_of(values)
-        attend(rows, cache, self._where, layer.settings, heads, rows_of(out_T_N))
+        attend(rows, rows_of(cache), self._where, layer.settings, heads, rows_of(out_T_N))
 
 
 def _attend(

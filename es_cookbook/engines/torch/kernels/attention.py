@@ -57,11 +57,9 @@ Data just written in small pieces cannot be read in a large one until it has lef
 While a token attends, the data of the token `_TOGETHER` behind it is prefetched.
 """
 
-Cache: TypeAlias = tuple[Row, Row]
-"""Keys (kv heads, blocks, d, STEP) and values (kv heads, blocks, STEP, columns).
-
-Columns are the width of values rounded up to `STEP`. Place i is place i % STEP of block i // STEP.
-"""
+# A layer's cache is (blocks, numbers of a block). A block has the keys of `STEP` places, (kv heads,
+# d, STEP), and then their values, (kv heads, STEP, columns), where columns are the width of values
+# rounded up to `STEP`. Place i is place i % STEP of block i // STEP.
 _Indices: TypeAlias = NDArray[np.int64]
 Where: TypeAlias = tuple[_Indices, _Indices, _Indices, _Indices]
 """The sequence of each token, negative for one of no request, and its position there; then by
@@ -81,15 +79,15 @@ keys, empty for none, and their epsilon."""
 class _Sizes(NamedTuple):
     """Sizes of a token's queries (heads, depth), keys (kv heads, depth), values (kv heads, width).
 
-    The cache has `length` places, and `columns` columns per value.
+    The cache has `columns` columns per value, and blocks of `block` numbers.
     """
 
     heads: int
     kv_heads: int
     depth: int
     width: int
-    length: int
     columns: int
+    block: int
 
 
 # Arrays have one axis here, and come with where a row of them begins: a view of a row would count
@@ -106,8 +104,9 @@ def _score(
     rows: Row,
     first: int,
     keys: Row,
-    block: tuple[int, int, int],
+    place: tuple[int, int, int],
     seen: tuple[int, int],
+    sizes: _Sizes,
     scale: Lanes,
     scores: Row,
 ) -> None:
@@ -117,19 +116,23 @@ def _score(
         queries: number of queries, at most `QUERIES`.
         rows: queries, side by side.
         first: where the first query begins.
-        keys: blocks, (depth, STEP) each; two of them are taken together.
-        block: where position 0 would be, their depth, and how far ahead keys are fetched.
-        seen: first position, where a block begins, and one past the last.
+        keys: the cache; two blocks are taken together.
+        place: where a head's keys begin in a block, how many places the run lies after its
+            positions, and how far ahead keys are fetched.
+        seen: first position, and one past the last.
+        sizes: sizes of the cache.
         scale: factor on scores.
-        scores: written, a third for each query; also up to two blocks beyond the last position,
-            which is for the next run to write.
+        scores: written, a third for each query; also the rest of the first block, and up to two
+            blocks beyond the last position, which is for the next run to write.
     """
-    start, depth, ahead = block
-    for position in range(seen[0], seen[1], 2 * STEP):
-        gap = STEP * depth if position + STEP < seen[1] else 0
-        of_keys = keys, start + position * depth, STEP, gap, ahead
+    of_head, shift, ahead = place
+    begin = seen[0] - (seen[0] + shift) % STEP
+    for position in range(begin, seen[1], 2 * STEP):
+        gap = sizes.block if position + STEP < seen[1] else 0
+        block = of_head + (position + shift) // STEP * sizes.block
+        of_keys = keys, block, STEP, gap, ahead, 0, 0
         sums = scores, position, 0, len(scores) // QUERIES, STEP
-        _multiply_queries(queries, (rows, first, depth), of_keys, sums, depth, scale)
+        _multiply_queries(queries, (rows, first, sizes.depth), of_keys, sums, sizes.depth, scale)
 
 
 @kernel()
@@ -170,7 +173,9 @@ def _weigh(
     scores: Row,
     seen: tuple[int, int],
     values: Row,
-    block: tuple[int, int, int, int],
+    place: tuple[int, int, int],
+    second: int,
+    sizes: _Sizes,
     places: tuple[int, int],
     sums: Row,
 ) -> None:
@@ -180,19 +185,21 @@ def _weigh(
         queries: number of queries, at most `QUERIES`.
         scores: as `_score` writes them.
         seen: first position, and one past the last; every other one is added to other sums.
-        values: a position's columns lie side by side.
-        block: where position 0 would be; columns of a place; how far behind the first `STEP`
-            columns the other `STEP` are; how far ahead values are fetched.
+        values: the cache.
+        place: where a head's values begin in a block, how many places the run lies after its
+            positions, and how far ahead values are fetched.
+        second: how far behind the first `STEP` columns the other `STEP` are.
+        sizes: sizes of the cache.
         places: where the sums of the first position are, and those of the one after it.
         sums: 2 · STEP columns per query.
     """
-    start, columns, second, ahead = block
-    of_values = values, start + seen[0] * columns, columns, second, ahead
+    of_head, shift, ahead = place
+    first, columns = seen[0] + shift, sizes.columns
+    to_next = sizes.block - STEP * columns
+    of_values = values, of_head + first * columns, columns, second, ahead, first, to_next
     of_sums = sums, places[0], places[1] - places[0], REGISTERS * STEP, STEP
     of_scores = scores, seen[0], len(scores) // QUERIES
-    # A run that lies before all that is seen ends before it begins: nothing of it counts.
-    count = max(0, seen[1] - seen[0])
-    _multiply_scores(queries, of_scores, of_values, of_sums, count, spread(ONE))
+    _multiply_scores(queries, of_scores, of_values, of_sums, seen[1] - seen[0], spread(ONE))
 
 
 @kernel()
@@ -206,34 +213,33 @@ def _scaled(x: Row, first: int, size: int, factor: Number, out: Row, at: int) ->
         write(out, at + i, read(x, first + i) * factor)
 
 
-_Flat: TypeAlias = tuple[Row, Row, Row, Row]
-"""Keys and values, and to work in, scores of three queries and their sums of columns of values."""
+_Flat: TypeAlias = tuple[Row, Row, Row, _Indices]
+"""The cache, and to work in, scores of three queries, their sums of columns of values, and runs."""
 
 
 @kernel()
-def _flat(cache: Cache, positions_T: _Indices) -> _Flat:
-    keys, values = cache
+def _flat(cache: Row, positions_T: _Indices, most: int) -> _Flat:
     # A run's last block may begin at its last position but one.
     scores = np.empty(QUERIES * ((positions_T.max() + 1 + 3 * STEP) // STEP * STEP), np.float32)
-    return keys.reshape(-1), values.reshape(-1), scores, np.empty(2 * _WEIGHED, np.float32)
+    runs = np.empty(_OF_RUN * most, np.int64)
+    return cache.reshape(-1), scores, np.empty(2 * _WEIGHED, np.float32), runs
 
 
 @kernel()
-def _keep(rows: Row, of_row: int, sizes: _Sizes, flat: _Flat, place: int) -> None:
+def _keep(rows: Row, of_row: int, sizes: _Sizes, cache: Row, place: int) -> None:
     """Write a token's keys and values into their place.
 
     Its row, from `of_row` on, is its queries, keys and values, one after the other.
     """
-    keys, values, _, _ = flat
-    depth, width = sizes.depth, sizes.width
+    depth, width, columns = sizes.depth, sizes.width, sizes.columns
+    of_keys = place // STEP * sizes.block + place % STEP
+    of_values = place // STEP * sizes.block + sizes.kv_heads * depth * STEP + place % STEP * columns
+    k = of_row + sizes.heads * depth
+    v = k + sizes.kv_heads * depth
+    for i in range(sizes.kv_heads * depth):
+        write(cache, of_keys + i * STEP, read(rows, k + i))
     for h in range(sizes.kv_heads):
-        of_head = h * sizes.length
-        newest = (of_head + place // STEP * STEP) * depth + place % STEP
-        k = of_row + (sizes.heads + h) * depth
-        for d in range(depth):
-            write(keys, newest + d * STEP, read(rows, k + d))
-        v = of_row + (sizes.heads + sizes.kv_heads) * depth + h * width
-        _scaled(rows, v, width, ONE, values, (of_head + place) * sizes.columns)
+        _scaled(rows, v + h * width, width, ONE, cache, of_values + h * STEP * columns)
 
 
 @kernel()
@@ -243,6 +249,31 @@ def _last_run(begins_S_R: _Indices, sequence: int, position: int) -> int:
     while begins_S_R[sequence, run] > position:
         run -= 1
     return run
+
+
+_OF_RUN = 4
+
+
+@kernel(inline=True)
+def _runs_of(where: Where, t: int, seen: int, block: int, runs: _Indices) -> int:
+    """Write the runs in which a token's positions from `seen` on lie. Returns how many there are.
+
+    Of each its first position, one past the last, how many places it lies after its positions, and
+    how far ahead in the cache the data of a later token is.
+    """
+    sequences_T, positions_T, begins_S_R, shifts_S_R = where
+    sequence, n, most = sequences_T[t], positions_T[t] + 1, begins_S_R.shape[1]
+    later = sequences_T[min(t + _TOGETHER, len(sequences_T) - 1)]
+    number = 0
+    for run in range(most):
+        end = min(n, begins_S_R[sequence, run + 1]) if run + 1 < most else n
+        begin, shift = max(seen, begins_S_R[sequence, run]), shifts_S_R[sequence, run]
+        if begin < end:
+            runs[number], runs[number + 1], runs[number + 2] = begin, end, shift
+            places = shifts_S_R[later, run] - shift if later >= 0 else 0
+            runs[number + 3] = places // STEP * block
+            number += _OF_RUN
+    return number
 
 
 @kernel()
@@ -259,44 +290,32 @@ def _attend_tokens(
 
     Queries are read from each token's row in `rows`; `out` is written, (all tokens, heads, width).
     """
-    heads, kv_heads, depth, width, places, columns = sizes
-    keys, values, scores, sums = flat
-    sequences_T, positions_T, begins_S_R, shifts_S_R = where
-    most, length = begins_S_R.shape[1], len(scores) // QUERIES
-    begins, shifts = begins_S_R.reshape(-1), shifts_S_R.reshape(-1)
+    heads, kv_heads, depth, width, columns, block = sizes
+    cache, scores, sums, runs = flat
+    sequences_T, positions_T = where[0], where[1]
+    length = len(scores) // QUERIES
     scale, softcap, window = settings
     wholes = np.empty(QUERIES, np.float32)  # 1 / the sum of each query's exponentials
     repeats, row_size = heads // kv_heads, (heads + kv_heads) * depth + kv_heads * width
     scale_of_all = spread(scale / softcap if softcap > 0 else scale)
     for t in range(tokens[0], tokens[1]):
-        sequence, at = sequences_T[t], t * heads * width
-        if sequence < 0:
+        at = t * heads * width
+        if sequences_T[t] < 0:
             for i in range(heads * width):
                 write(out, at + i, ZERO)
             continue
-        of_row = (t - tokens[0]) * row_size
         n = positions_T[t] + 1
         seen = max(0, n - window) if window > 0 else 0
         first, last = seen // STEP * STEP, (n + STEP - 1) // STEP * STEP
-        run = sequence * most
-        end_run = run + _last_run(begins_S_R, sequence, n - 1) + 1
-        while run + 1 < end_run and begins[run + 1] <= first:
-            run += 1
-        after = sequences_T[min(t + _TOGETHER, len(sequences_T) - 1)]
-        fetched = after * most + run - sequence * most if after >= 0 else -1
+        num_runs = _runs_of(where, t, seen, block, runs)
         for h in range(kv_heads):
-            of_head = h * places
+            of_keys, of_values = h * depth * STEP, (kv_heads * depth + h * columns) * STEP
             for r in range(0, repeats, QUERIES):
                 taken, head = min(QUERIES, repeats - r), h * repeats + r
-                query = of_row + head * depth
-                for each in range(run, end_run):
-                    shift, begin = shifts[each], max(begins[each], first)
-                    end = min(n, begins[each + 1]) if each + 1 < end_run else n
-                    ahead = shifts[fetched + each - run] - shift if fetched >= 0 else 0
-                    block = (of_head + shift) * depth, depth, ahead * depth
-                    begin -= (begin + shift) % STEP
-                    here = begin, end
-                    _score(taken, rows, query, keys, block, here, scale_of_all, scores)
+                query = (t - tokens[0]) * row_size + head * depth
+                for i in range(0, num_runs, _OF_RUN):
+                    place, here = (of_keys, runs[i + 2], runs[i + 3]), (runs[i], runs[i + 1])
+                    _score(taken, rows, query, cache, place, here, sizes, scale_of_all, scores)
                 for q in range(taken):
                     if softcap > ZERO:
                         _cap(scores, q * length + first, q * length + last, softcap)
@@ -307,17 +326,13 @@ def _attend_tokens(
                     for i in range(0, used, STEP):
                         store(sums, i, spread(ZERO))
                         store(sums, _WEIGHED + i, spread(ZERO))
-                    for each in range(run, end_run):
-                        shift, begin = shifts[each], max(begins[each], seen)
-                        end = min(n, begins[each + 1]) if each + 1 < end_run else n
-                        ahead = shifts[fetched + each - run] - shift if fetched >= 0 else 0
-                        start = (of_head + shift) * columns + d
-                        of_values = start, columns, second, ahead * columns
+                    for i in range(0, num_runs, _OF_RUN):
+                        place = of_values + d, runs[i + 2], runs[i + 3]
+                        here = runs[i], runs[i + 1]
                         # Every other position of the token's is summed apart, in any run.
-                        odd = (begin - seen) % 2 * _WEIGHED
+                        odd = (runs[i] - seen) % 2 * _WEIGHED
                         halves = odd, _WEIGHED - odd
-                        here = begin, end
-                        _weigh(taken, scores, here, values, of_values, halves, sums)
+                        _weigh(taken, scores, here, cache, place, second, sizes, halves, sums)
                     for i in range(0, used, STEP):
                         store(sums, i, add(load(sums, i), load(sums, _WEIGHED + i)))
                     size, to = min(2 * STEP, width - d), at + head * width + d
@@ -326,7 +341,6 @@ def _attend_tokens(
                         _scaled(sums, of_query, size, wholes[q], out, to + q * width)
 
 
-_CACHE = "Tuple(({cache}[:,:,:,::1], {cache}[:,:,:,::1]))"
 _WHERE = "Tuple((int64[::1], int64[::1], int64[:,::1], int64[:,::1]))"
 _SETTINGS = "Tuple((float32, float32, int64))"
 
@@ -356,17 +370,17 @@ _LINEAR = f"Tuple(({{rows}}[:,::1], {{rows}}[:,::1], {FACTORS}, {_ROTARY}, {_NOR
 
 @kernel(
     [
-        f"void({_LINEAR.format(rows=rows)}, {_CACHE.format(cache=cache)}, "
-        f"{_WHERE}, {_SETTINGS}, int64, {rows}[:,::1])"
+        f"void({_LINEAR.format(rows=rows)}, {cache}[:,::1], "
+        f"{_WHERE}, {_SETTINGS}, UniTuple(int64, 3), {rows}[:,::1])"
         for rows, cache in (("float32", "float32"), ("float32", "uint16"), ("uint16", "uint16"))
     ]
 )
 def attend(
     linear: Linear,
-    cache: Cache,
+    cache: Row,
     where: Where,
     settings: AttentionSettings,
-    heads: int,
+    heads: tuple[int, int, int],
     out_T_N: Row,
 ) -> None:
     """Write tokens' keys and values into their places, some tokens at a time, and attend.
@@ -378,26 +392,27 @@ def attend(
 
     Args:
         linear: queries, keys and values side by side, and operations on them first.
-        cache: written.
+        cache: (blocks, numbers of a block), written.
         where: what a token sees is there, or of a token before it; tokens of no request get zeros.
         settings: attention settings.
-        heads: number of query heads.
-        out_T_N: (tokens, heads · width of values), written.
+        heads: number of query heads, number of kv heads, and width of values.
+        out_T_N: (tokens, query heads · width), written.
     """
     y_T_N, x_T_N, (a_G_R_N, b_G_R_N, columns_R, genome_of_block, height), rotary, norms = linear
     (cos_T_N, sin_T_N), (q_norm, k_norm, epsilon) = rotary, norms
     sequences_T, positions_T, begins_S_R, shifts_S_R = where
-    kv_heads, depth = cache[0].shape[0], cache[0].shape[2]
-    width, outputs, turned = out_T_N.shape[1] // heads, y_T_N.shape[1], cos_T_N.shape[1]
-    length, columns = cache[0].shape[1] * STEP, cache[1].shape[3]
-    sizes = _Sizes(heads, kv_heads, depth, width, length, columns)
+    (num_heads, kv_heads, width), block = heads, cache.shape[1]
+    outputs, turned = y_T_N.shape[1], cos_T_N.shape[1]
+    depth = (outputs - kv_heads * width) // (num_heads + kv_heads)
+    columns = (width + STEP - 1) // STEP * STEP
+    sizes = _Sizes(num_heads, kv_heads, depth, width, columns, block)
     ranks = len(columns_R) if len(genome_of_block) else 0
     stride = a_G_R_N.shape[2]
     of_genome, tiled = a_G_R_N.shape[1] * stride, tiles(columns_R, outputs)
     factors = rank_factors(x_T_N, b_G_R_N, ranks, genome_of_block, height)
     y, a, out = y_T_N.reshape(-1), a_G_R_N.reshape(-1), out_T_N.reshape(-1)
     cos, sin = cos_T_N.reshape(-1), sin_T_N.reshape(-1)
-    flat = _flat(cache, positions_T)
+    flat = _flat(cache, positions_T, begins_S_R.shape[1])
     rows = np.empty(_TOGETHER * outputs, np.float32)
     for begin in range(0, len(y_T_N), _TOGETHER):
         end = min(begin + _TOGETHER, len(y_T_N))
@@ -412,12 +427,12 @@ def attend(
                 add_ranks(y, factors, a, columns_R, rows, places, (outputs, stride, tiled))
             else:
                 widen_row(y, of_y, outputs, rows, at)
-            for head in range(heads + kv_heads):
+            for head in range(num_heads + kv_heads):
                 of_head = at + head * depth
                 if len(q_norm):
-                    weight = q_norm if head < heads else k_norm
+                    weight = q_norm if head < num_heads else k_norm
                     norm_row(rows, of_head, depth, weight, epsilon, rows, of_head)
                 _rotate(rows, of_head, cos, sin, t * turned, turned)
             run = _last_run(begins_S_R, sequence, position)
-            _keep(rows, at, sizes, flat, position + shifts_S_R[sequence, run])
+            _keep(rows, at, sizes, flat[0], position + shifts_S_R[sequence, run])
         _attend_tokens((begin, end), rows, sizes, flat, where, settings, out)

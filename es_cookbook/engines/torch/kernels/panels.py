@@ -321,8 +321,10 @@ QUERIES = 3
 """Most rows of x that are multiplied together."""
 
 
-_Strided: TypeAlias = tuple[Row, int, int, int, int]
-_Multiply: TypeAlias = Callable[[int, tuple[Row, int, int], _Strided, _Strided, int, Lanes], None]
+_Queries: TypeAlias = tuple[Row, int, int]
+_Weights: TypeAlias = tuple[Row, int, int, int, int, int, int]
+_Sums: TypeAlias = tuple[Row, int, int, int, int]
+_Multiply: TypeAlias = Callable[[int, _Queries, _Weights, _Sums, int, Lanes], None]
 
 
 def multiply_rows(streams: int, scaled: bool) -> _Multiply:
@@ -334,9 +336,10 @@ def multiply_rows(streams: int, scaled: bool) -> _Multiply:
 
     - how many rows there are;
     - x, where its first number is, and how far apart rows are;
-    - w, where the first input's first register is, how far apart inputs and registers are, and how
-      far ahead w is fetched on the way: that of a token that comes soon, whose place no processor
-      would guess;
+    - w, where the first input's first register is, how far apart inputs and registers are, how far
+      ahead w is fetched on the way: that of a token that comes soon, whose place no processor would
+      guess; the number of the first input, and how much further inputs are apart from one multiple
+      of `LANES` to the next;
     - sums, where the first one is, and how far apart they are by stream, by row and by register;
     - how many inputs there are;
     - a factor on sums that begin at zero, if `scaled`; else products are added to the sums.
@@ -358,7 +361,9 @@ def multiply_rows(streams: int, scaled: bool) -> _Multiply:
     ) -> None:
         x_kind, w_kind, sums_kind = (kind[0] for kind in kinds[1:4])
         unpacked = (cgutils.unpack_tuple(builder, each) for each in values[1:4])
-        (x, x_at, x_row), (w, w_at, w_input, w_register, ahead), of_sums = unpacked
+        (x, x_at, x_row), (w, w_at, w_input, w_register, ahead, number_at, apart), of_sums = (
+            unpacked
+        )
         (sums, at, stream, row, register), (count, scale) = of_sums, values[4:]
         size = number * REGISTERS
         turns = builder.sdiv(count, index_of(streams))
@@ -370,7 +375,10 @@ def multiply_rows(streams: int, scaled: bool) -> _Multiply:
             return first
 
         def with_input(k: Any, before: Sequence[Any], fetched: int) -> list[Any]:
-            first = builder.add(w_at, builder.mul(k, w_input))
+            many = builder.sdiv(builder.add(number_at, k), index_of(LANES))
+            first = builder.add(
+                w_at, builder.add(builder.mul(k, w_input), builder.mul(many, apart))
+            )
             starts = [place(first, (w_register, c)) for c in range(REGISTERS)]
             weights = [loaded(context, builder, w_kind, w, start) for start in starts]
             for start in starts[:fetched]:

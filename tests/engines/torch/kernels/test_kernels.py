@@ -122,17 +122,16 @@ def test_attention_of_linear_outputs(
     cos, sin = randn(10, rows, rotary), randn(11, rows, rotary)
     norms = [randn(12, size), randn(13, size)] if with_norms else []
     scale, window = 0.3, 7
-    blocks = -(-rows // STEP), -(-size // STEP)
-    keys = torch.zeros(kv_heads, blocks[0], size, STEP, dtype=dtype)
-    values = torch.zeros(kv_heads, blocks[0], STEP, blocks[1] * STEP, dtype=dtype)
+    columns = -(-size // STEP) * STEP
+    cache = torch.zeros(-(-rows // STEP), kv_heads * (size + columns) * STEP, dtype=dtype)
     one_run = np.zeros((1, 1), np.int64)
     where = np.zeros(rows, np.int64), np.arange(rows), one_run, one_run
     out = torch.empty(rows, heads * size, dtype=dtype)
     weights = [w.numpy() for w in norms] or [NO_NORM] * 2
     norms_of_heads = weights[0], weights[1], 1e-6
     linear = rows_of(y), rows_of(x), factors, (cos.numpy(), sin.numpy()), norms_of_heads
-    cache, settings = (rows_of(keys), rows_of(values)), (scale, 0.0, window)
-    attend(linear, cache, where, settings, heads, rows_of(out))
+    settings, of_heads = (scale, 0.0, window), (heads, kv_heads, size)
+    attend(linear, rows_of(cache), where, settings, of_heads, rows_of(out))
 
     changed = y.float() + torch.einsum("tnk,tk->tn", change, x.float())
     q, k, v = (part.unflatten(1, (-1, size)) for part in changed.split(outputs, dim=1))
@@ -149,13 +148,11 @@ def test_attention_of_linear_outputs(
         return torch.cat([turning * cos[:, None] + other * sin[:, None], rest], dim=-1)
 
     expected = torch.empty(rows, heads * size)
-    plain_keys = torch.zeros_like(keys)
-    plain_values = torch.zeros_like(values)
     states = torch.cat([part.flatten(1) for part in (turned(q), turned(k), v)], dim=1).numpy()
     nothing = np.zeros((rows, 0), np.float32)
     plain = states, states, NO_FACTORS, (nothing, nothing), NO_NORMS
-    cache = rows_of(plain_keys), rows_of(plain_values)
-    attend(plain, cache, where, settings, heads, expected.numpy())
+    cache = torch.zeros_like(cache)
+    attend(plain, rows_of(cache), where, settings, of_heads, expected.numpy())
     rtol, atol = (1e-4, 1e-4) if dtype == torch.float32 else (2e-2, 2e-2)
     torch.testing.assert_close(out.float(), expected, rtol=rtol, atol=atol)
 
