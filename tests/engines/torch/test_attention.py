@@ -2,7 +2,9 @@
 
 import math
 import random
+import sys
 
+import psutil
 import pytest
 import torch
 
@@ -202,3 +204,17 @@ def test_a_sequence_attends_with_the_same_bits_wherever_it_lies_and_in_any_parts
         assert all(torch.equal(out, outs[0]) for out in outs)
     for out in outs:
         torch.testing.assert_close(out, _naive(*states, window, None))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the sizes of others' pages differ")
+def test_a_cache_takes_memory_for_few_large_pages() -> None:
+    def resident() -> int:
+        return psutil.Process().memory_info().rss
+
+    cache, before = KernelCache(1 << 14), resident()
+    for layer in range(4):
+        blocks = cache.layer(layer, 8 * 2 * 64)
+        assert blocks.nbytes == 1 << 30
+        blocks[:10] = 1.0
+        assert not blocks[10:20].any()
+    assert resident() - before < 40 << 20, "128 MB if each of 8 heads had its own large pages"
