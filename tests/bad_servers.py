@@ -24,7 +24,7 @@ def http(
 
 
 def says(*pieces: bytes) -> Behaviour:
-    """Sends that, and waits for the client to go."""
+    """Send the pieces, then wait until the client closes."""
 
     def behave(connection: socket.socket) -> None:
         for piece in pieces:
@@ -36,7 +36,7 @@ def says(*pieces: bytes) -> Behaviour:
 
 
 def ends(*pieces: bytes) -> Behaviour:
-    """Sends that, and closes."""
+    """Send the pieces, then close the connection."""
 
     def behave(connection: socket.socket) -> None:
         for piece in pieces:
@@ -57,7 +57,7 @@ def for_ever(before: bytes, piece: bytes, pause: float = 0.0) -> Behaviour:
 
 
 def drips(text: bytes) -> Behaviour:
-    """A byte at a time, for ever slower than anybody would wait."""
+    """Send one byte at a time without end, too slowly to wait for."""
 
     def behave(connection: socket.socket) -> None:
         for byte in itertools.chain(text, itertools.repeat(32)):
@@ -177,7 +177,7 @@ BEHAVIOURS: dict[str, Behaviour] = {
 
 @contextlib.contextmanager
 def serving(behave: Behaviour) -> Iterator[str]:
-    """The address of a server that behaves so to everybody."""
+    """Yield the address of a server that treats every connection in this way."""
     listener = socket.create_server(("127.0.0.1", 0))
     open_ones: list[socket.socket] = []
 

@@ -45,7 +45,7 @@ def sleep() -> None:
 
 
 def native() -> None:
-    """Computes in C for hours without the interpreter lock."""
+    """Compute in C for hours without the interpreter lock."""
     hashlib.pbkdf2_hmac("sha512", b"", b"", 2**31 - 1)
 
 
@@ -65,7 +65,7 @@ async def swallow_cancellation() -> None:
 
 
 def child() -> None:
-    """Waits for a process that ignores signals."""
+    """Wait for a process that ignores signals."""
     ignores = "import signal, time\nfor n in (2, 15): signal.signal(n, signal.SIG_IGN)\n"
     subprocess.run([sys.executable, "-S", "-c", f"{ignores}time.sleep({FOR_EVER})"], check=True)
 

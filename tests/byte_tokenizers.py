@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 def byte_tokenizer(
     special: Sequence[str] = (), *, ordinary: Sequence[str] = (), composes: bool = False
 ) -> PreTrainedTokenizerFast:
-    """One token a byte, and one for each of these names; `composes`: texts are read in NFC."""
+    """Return a tokenizer with a token per byte and per name; `composes`: texts are read in NFC."""
     pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {"<eos>": 0} | {piece: token for token, piece in enumerate(pieces, 1)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

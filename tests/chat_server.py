@@ -33,14 +33,14 @@ class ChatServer:
 
 
 def completion(text: object, finish_reason: str = "stop") -> bytes:
-    """The body of a reply."""
+    """Return the body of a reply."""
     choice = {"index": 0, "message": {"role": "assistant", "content": text}}
     return json.dumps({"choices": [choice | {"finish_reason": finish_reason}]}).encode()
 
 
 @contextlib.contextmanager
 def chat_server(reply: Reply) -> Iterator[ChatServer]:
-    """Answers every request with what `reply` makes of it."""
+    """Answer every request with what `reply` returns for it."""
     server = ChatServer(reply)
 
     class Handler(BaseHTTPRequestHandler):

@@ -104,7 +104,7 @@ _SPECIAL = {
 
 
 def tokenizer_with(template: str) -> PreTrainedTokenizerFast:
-    """A tokenizer with words of several letters, and the template's special tokens."""
+    """Return a tokenizer with words of several letters and the template's special tokens."""
     special = _SPECIAL.get(template, ("<eos>",))
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(_words()),

@@ -70,7 +70,7 @@ keep one process busy while the others wait. xdist takes its groups (vLLM, Ray) 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What is imported and collected stays, and the garbage collector need not walk it again."""
+    """Keep what is imported and collected out of garbage collection: it stays until the end."""
     gc.disable()
     try:
         yield
@@ -99,20 +99,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _place(item: pytest.Item) -> int:
-    """Of its kind in `LONGEST`; all others come after them, in the order of the files."""
+    """Return the position in `LONGEST`; other tests follow, in the order of the files."""
     places = (i for i, start in enumerate(LONGEST) if item.nodeid.startswith(start))
     return next(places, len(LONGEST))
 
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """Async tests run on asyncio, which the engines use."""
+    """Run async tests on asyncio, which the engines use."""
     return "asyncio"
 
 
 @pytest.fixture(scope="module")
 def warm_vllm() -> Iterator[None]:
-    """Engines of a module start their processes from one that has imported vLLM."""
+    """Start the engines' processes of a module from a process that has imported vLLM."""
     pytest.importorskip("vllm", reason="vLLM is not installed, and could not be: see the Makefile")
     from vllm.v1.engine import utils
 
@@ -125,7 +125,7 @@ def warm_vllm() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
-    """Programs in processes of their own that start in a moment."""
+    """Return what starts programs in separate processes without the time for imports."""
     started = Programs(tmp_path_factory.mktemp("programs"))
     yield started
     started.close()
@@ -133,7 +133,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
 
 @pytest.fixture
 def quick_python(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So do programs that the package starts."""
+    """Start the programs of the package in the same way."""
     monkeypatch.setattr(sys, "executable", str(programs.python))
 
 
@@ -146,7 +146,7 @@ def same_sys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
-    """Registers parts as another distribution would, for one test."""
+    """Register parts as another distribution would, for one test."""
 
     def registered(
         groups: Mapping[str, Mapping[str, str]],
@@ -166,7 +166,7 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Regist
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The directory of a tiny model, by family; each is written once a session."""
+    """Return a function from a family to the directory of its tiny model, written once."""
     from tests.tiny_models import make_tiny_model  # it imports torch
 
     root = tmp_path_factory.mktemp("tiny_models")
@@ -180,7 +180,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """A Hub on this machine, which all that asks the Hub asks."""
+    """Yield a Hub on this machine, to which all requests to the Hub go."""
     from huggingface_hub import close_session
 
     with HubServer() as server:

@@ -38,7 +38,7 @@ def write_metadata(
     version: str,
     api: str | None,
 ) -> None:
-    """The metadata of a distribution, as an installation would leave it in a folder."""
+    """Write the metadata of a distribution as an installation would leave it in a folder."""
     every = {**groups, **({} if api is None else {"api": {api: name}})}
     metadata = folder / f"{name}-{version}.dist-info"
     metadata.mkdir(parents=True)

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 def rendered(value: object) -> str:
-    """The text that is hashed of a value: a class's fields are named one by one.
+    """Return the text of a value that is hashed; fields of classes are listed by name.
 
     Fields that are None are left out, as are any that classes get later, so the answers in recorded
     runs stay what they are.
@@ -82,7 +82,7 @@ def rendered(value: object) -> str:
 
 
 def digest(*parts: object) -> int:
-    """A small number that is a pure function of its arguments."""
+    """Return a small number that is a pure function of the arguments."""
     text = rendered(parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
 
@@ -255,7 +255,7 @@ class FakePolicy(Policy):
 
 
 def trajectory(reward: float, *metrics_T: Metrics, tokens: int = 2) -> Trajectory:
-    """A rollout of a step for each of these metrics, or one, whose first has the reward."""
+    """Return a rollout with a step per metrics, at least one; the first step has the reward."""
     action = Action(tuple(range(1, tokens + 1)), "", "stop")
     return Trajectory(
         tuple(

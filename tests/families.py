@@ -13,7 +13,7 @@ SEED = os.environ.setdefault("FAMILIES", str(datetime.now(UTC).toordinal()))
 
 
 def sampled(cases: Iterable[Case], count: int) -> list[Case]:
-    """Give `count` of the cases, in their order, or all of them with `FAMILIES=all`."""
+    """Return `count` of the cases, in their order, or all of them with `FAMILIES=all`."""
     every = list(cases)
     if SEED == "all" or len(every) <= count:
         return every

@@ -45,7 +45,7 @@ _SPECIAL = {"pad_token": "<pad>", "eos_token": "<eos>", "bos_token": "<bos>"}
 
 
 def make_gguf_model(name: str, path: Path) -> Path:
-    """Write one of `MODELS` with its tokenizer, as a directory; gives the path."""
+    """Write one of `MODELS` with its tokenizer, as a directory, and return the path."""
     tokenizer = _sentencepiece() if MODELS[name] == "sentencepiece" else _byte_level(MODELS[name])
     tokenizer.chat_template = CHAT_TEMPLATE
     # Rows beyond the last token, as many real models have.

@@ -39,12 +39,12 @@ C = TypeVar("C", bound=GradientConfig)
 
 
 def grpo_config(model: Path, log_path: Path, **changes: object) -> Config:
-    """Two problems a generation, 16 attempts at each, four generations."""
+    """Return a run of four generations with two problems each and 16 attempts at each problem."""
     return gradient_config(Config, model, log_path, **changes)
 
 
 def gradient_config(of: type[C], model: Path, log_path: Path, **changes: object) -> C:
-    """The same, of any run of gradients."""
+    """Return the same for any config of a run with gradients."""
     fields: dict[str, Any] = {
         "model_name": str(model),
         "dataset": SmallDatasetBuilder(),
@@ -86,14 +86,14 @@ async def check_resumed_as_if_never_stopped(
 
 
 def weights_of(log_path: Path) -> dict[str, torch.Tensor]:
-    """Those of the last checkpoint."""
+    """Return the weights of the last checkpoint."""
     checkpoint = latest_checkpoint(log_path)
     assert checkpoint is not None
     return load_file(checkpoint.model / "model.safetensors")
 
 
 def metrics_of(log_path: Path) -> list[dict[str, float]]:
-    """The rows of `metrics.jsonl`."""
+    """Return the rows of `metrics.jsonl`."""
     return [json.loads(line) for line in (log_path / "metrics.jsonl").read_text().splitlines()]
 
 

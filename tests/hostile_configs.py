@@ -65,7 +65,7 @@ _COMMAND = f"__import__('pathlib').Path({CANARY!r}).touch()"
 
 
 def _everywhere() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Fields of a Config, each with something that would be run or imported."""
+    """Yield fields of a Config with something that would be run or imported."""
     for text in TARGETS:
         yield "dataset", {"$partial": text, "args": [_COMMAND], "keywords": {}}
         yield "dataset", {"$class": text}
@@ -105,7 +105,7 @@ def _deep() -> Iterator[tuple[str, Any]]:
 
 
 def _by_own_functions() -> Iterator[tuple[str, Any]]:
-    """Functions of es_cookbook as rewards: each of them ran a script, or wrote a file."""
+    """Yield functions of es_cookbook as rewards; each once ran a script or wrote a file."""
     task = {"$class": "es_cookbook.rl.data.task:Task", "source": "rows.jsonl"}
     script = {"trust": {"$tuple": ["evil_env.py"]}}
     for reward in (
@@ -129,7 +129,7 @@ def _by_own_functions() -> Iterator[tuple[str, Any]]:
 
 
 def hostile_configs() -> list[str]:
-    """All of them, as the text of a config.json."""
+    """Return all hostile configs as the text of a config.json."""
     base = json.loads((RECORDED / "low_rank/config.json").read_text())
     texts = [json.dumps({"$format": 1, "$class": text}) for text in (*TARGETS[-4:], *NAMES[:8])]
     for path, value in (*_everywhere(), *_deep()):
@@ -141,7 +141,7 @@ def hostile_configs() -> list[str]:
 
 
 def _opened(directory: Path) -> dict[str, Callable[[], object]]:
-    """The ways to open a run directory, by name."""
+    """Return the ways to open a run directory, by name."""
     from es_cookbook.cli.resume import Resume
     from es_cookbook.cli.resume import main as resume
     from es_cookbook.common.cli import run_cli

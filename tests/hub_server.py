@@ -31,11 +31,11 @@ class Repository:
         self.branches: dict[str, list[dict[str, bytes]]] = {"main": [dict(files)]}
 
     def has(self, revision: str) -> bool:
-        """Whether it is a branch or a commit."""
+        """Return whether the revision is a branch or a commit."""
         return revision in self.branches or re.fullmatch("[0-9a-f]{40}", revision) is not None
 
     def commit(self, revision: str) -> tuple[str, dict[str, bytes]]:
-        """Its hash, which is its number, and its files; of a branch the last."""
+        """Return the hash of a commit or a branch, which is a number, and its files."""
         commits = self.branches.get(revision) or self.branches["main"][: int(revision, 16)]
         return f"{len(commits):040x}", commits[-1]
 
@@ -85,12 +85,12 @@ class HubServer:
         self._server.server_close()
 
     def environment(self, token: str | None = TOKEN) -> dict[str, str]:
-        """Variables that lead the real client here."""
+        """Return variables that make the real client use this server."""
         variables = {"HF_ENDPOINT": self.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
         return variables if token is None else variables | {"HF_TOKEN": token}
 
     def lead_here(self, patch: pytest.MonkeyPatch, cache: Path | None = None) -> None:
-        """Have the client of this process and of those that it starts ask here."""
+        """Make the client of this process and of its children use this server."""
         from huggingface_hub import constants  # It has read the variables when it was imported.
 
         for name, value in self.environment().items():
@@ -104,13 +104,13 @@ class HubServer:
             patch.setattr(constants, "HF_HUB_CACHE", str(cache))
 
     def serve(self, name: str, directory: Path) -> Repository:
-        """A public repository with the files of a directory."""
+        """Add a public repository with the files of a directory, and return it."""
         files = {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
         self.repositories[name] = Repository(private=False, files=files)
         return self.repositories[name]
 
     def files(self, repo_id: str, revision: str = "main") -> dict[str, bytes]:
-        """What a branch holds."""
+        """Return the files of a branch."""
         return self.repositories[repo_id].branches[revision][-1]
 
 
@@ -150,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = serve
 
     def read(self, parts: list[str], has_token: bool) -> tuple[int, object, dict[str, str]] | None:
-        """What everybody may ask of a public repository; None if it is something else."""
+        """Return the reply to what may be asked of a public repository; None for other requests."""
         match parts:
             case ["api", "models", owner, name, *what]:
                 repo_id = f"{owner}/{name}"
@@ -287,7 +287,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _tree(files: Mapping[str, bytes], folder: str, is_whole: bool) -> list[dict[str, object]]:
-    """What lies in a folder, or also in those below it."""
+    """Return the entries of a folder, recursively if asked."""
     prefix = f"{folder}/" if folder else ""
     found: list[dict[str, object]] = []
     folders: set[str] = set()

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """No file of this process can be written beyond so many bytes."""
+    """Limit the size of the files that this process writes, in bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

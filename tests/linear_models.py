@@ -43,7 +43,7 @@ _SIZES = _TOKENS | {
 
 
 def make_linear_model(family: str, path: Path) -> Path:
-    """Write a model of one of `LINEAR_FAMILIES` and its tokenizer; gives the path."""
+    """Write a model of one of `LINEAR_FAMILIES` and its tokenizer, and return the path."""
     save_with_tokenizer(_build(family), path)
     return path
 

@@ -4,7 +4,7 @@ _THIS_MACHINE = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
 def listening() -> tuple[int, set[str]]:
-    """How many ports are listened on, and on which addresses that are not this machine's alone."""
+    """Return the number of open ports, and the addresses that other machines can reach."""
     import psutil  # Comes with vLLM.
 
     own = psutil.Process()

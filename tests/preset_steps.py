@@ -53,7 +53,7 @@ class Stepped:
         self.seeds: list[list[int]] = []
 
     def step(self, generation: int) -> NDArray[np.float32]:
-        """The centre after a generation."""
+        """Return the centre after a generation."""
         genomes_G = self.optimizer.ask(generation)
         terms = [genome.terms[0] for genome in genomes_G if genome.terms]
         self.seeds.append([term.seed for term in terms])

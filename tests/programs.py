@@ -92,7 +92,7 @@ class Programs:
         return int(self._replies.readline())
 
     def exit_code(self) -> int:
-        """Wait for its end."""
+        """Wait for the program to end."""
         assert self._connection
         code = int(self._replies.readline())
         self._connection.close()
@@ -106,7 +106,7 @@ class Programs:
         stdin: str = "",
         environment: Mapping[str, str] = {},
     ) -> subprocess.CompletedProcess[str]:
-        """Run one to its end."""
+        """Run a program to its end."""
         files = [os.memfd_create(name) for name in ("stdin", "stdout", "stderr")]
         os.pwrite(files[0], stdin.encode(), 0)
         self.start(arguments, list(map(path_of, files)), cwd, environment)
@@ -129,13 +129,13 @@ class Programs:
 
 
 def num_recorded(log_path: Path) -> int:
-    """Generations in a run's history; its first line is not one."""
+    """Return the number of generations in a run's history, whose first line is a header."""
     recorded = log_path / "history.jsonl"
     return recorded.read_bytes().count(b"\n") - 1 if recorded.exists() else 0
 
 
 def path_of(file: int) -> str:
-    """Under which another process opens what is open here."""
+    """Return the path under which another process can open a descriptor of this one."""
     return f"/proc/{os.getpid()}/fd/{file}"
 
 
@@ -146,7 +146,7 @@ def become(
     cwd: str,
     environment: Mapping[str, str],
 ) -> None:
-    """The program, in a fork; closes `opened` when it has its files."""
+    """Run the program in a fork; closes `opened` once its files are open."""
     os.setsid()
     for number, path in enumerate(files):
         way = os.O_WRONLY | os.O_CREAT | os.O_APPEND if number else os.O_RDONLY

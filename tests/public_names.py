@@ -16,7 +16,7 @@ import es_cookbook
 
 
 def promises() -> str:
-    """A paragraph for each name."""
+    """Return a paragraph for each name."""
     told = (f"{name}{_told(getattr(es_cookbook, name))}" for name in es_cookbook.__all__)
     return re.sub(
         r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", "\n".join(told)

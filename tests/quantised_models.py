@@ -59,7 +59,7 @@ class ByLibrary:
         return self.weights["num_bits"]
 
     def scheme(self) -> Any:
-        """The library's own."""
+        """Return the library's scheme."""
         from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
         inputs = None if self.activations is None else QuantizationArgs(**self.activations)
@@ -68,7 +68,7 @@ class ByLibrary:
         )
 
     def settings(self) -> dict[str, object]:
-        """What config.json says of it, as the library writes it."""
+        """Return the entry of config.json as the library writes it."""
         from compressed_tensors.quantization import QuantizationConfig
 
         groups = {"group_0": self.scheme()}
@@ -81,7 +81,7 @@ class ByLibrary:
         return json.loads(made.model_dump_json())
 
     def quantise(self, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """One weight (out, in): its tensors by suffix, and the weight that they stand for."""
+        """Return tensors of a weight (out, in) by suffix, and the weight that they represent."""
         from compressed_tensors.compressors.base import BaseCompressor
         from compressed_tensors.quantization.utils import calculate_qparams
 
@@ -111,7 +111,7 @@ class ByLibrary:
 
 
 def quantise(model: Path, quantised: Path, dequantised: Path, how: How | ByLibrary = How()) -> None:
-    """Write a checkpoint's projections in a few bits, and as what these bits stand for."""
+    """Write a checkpoint with quantised projections, and one with the values they represent."""
     as_bits: dict[str, torch.Tensor] = {}
     as_numbers: dict[str, torch.Tensor] = {}
     for name, weight in load_file(model / "model.safetensors").items():
@@ -134,7 +134,7 @@ def quantise(model: Path, quantised: Path, dequantised: Path, how: How | ByLibra
 
 
 def settings(how: How | ByLibrary) -> dict[str, object]:
-    """What config.json says of it."""
+    """Return the entry of config.json."""
     if isinstance(how, ByLibrary):
         return how.settings()
     if how.format in ("gptq", "gptq_v2"):
@@ -182,7 +182,7 @@ def settings(how: How | ByLibrary) -> dict[str, object]:
 def quantise_weight(
     weight: torch.Tensor, how: How | ByLibrary
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """One weight (out, in): its tensors by suffix, and the weight that they stand for."""
+    """Return tensors of a weight (out, in) by suffix, and the weight that they represent."""
     if isinstance(how, ByLibrary):
         return how.quantise(weight)
     if how.format == "fp8":
@@ -228,7 +228,7 @@ def quantise_weight(
 
 
 def pack(numbers: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
-    """Numbers of a few bits in 32-bit words along an axis, the first in the lowest bits."""
+    """Pack numbers of a few bits into 32-bit words along an axis, the first in the lowest bits."""
     rows = numbers.movedim(dim, 0).numpy().astype(np.uint32)
     per_word = 32 // bits
     words = np.zeros((-(-len(rows) // per_word), *rows.shape[1:]), np.uint32)
@@ -238,13 +238,13 @@ def pack(numbers: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
 
 
 def _awq_order(numbers: torch.Tensor) -> torch.Tensor:
-    """Columns as AutoAWQ packs them: of eight first the even ones, then the odd ones."""
+    """Order columns as AutoAWQ packs them: of eight, first the even ones, then the odd ones."""
     eights = numbers.unflatten(1, (-1, 8))
     return torch.cat([eights[..., ::2], eights[..., 1::2]], -1).flatten(1)
 
 
 def _as_fp8(weight: torch.Tensor, how: How) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Blocks with a scale each, dequantised by transformers, or one scale and activations'."""
+    """Quantise to FP8 in blocks with a scale each, or with one scale and that of activations."""
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
     if not how.group:

@@ -37,7 +37,7 @@ NEVER = 99
 
 
 def digest(*parts: object) -> int:
-    """A number that is a pure function of its arguments."""
+    """Return a number that is a pure function of the arguments."""
     return derive_seed(0, repr(parts))
 
 
@@ -83,7 +83,7 @@ class LightEngine(Engine):
         self.drifts_on = False
 
     def goes_wrong(self, fault: str) -> bool:
-        """True once for a fault, over all processes; always for one that has no flag."""
+        """Return True once per fault over all processes; always if the fault has no flag."""
         if fault != self.fault:
             return False
         try:

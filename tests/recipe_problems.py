@@ -24,14 +24,14 @@ Builders = list[ProblemGroupBuilder]
 
 
 def parsed(config_class: type[C], *options: str) -> C:
-    """The Config that a command line makes."""
+    """Return the Config that a command line makes."""
     made: list[C] = []
     run_cli(made.append, config_class, options)
     return made[0]
 
 
 def write_rows(path: Path, rows: Iterable[object]) -> str:
-    """A file of JSON lines; returns its name, as options have it."""
+    """Write a file of JSON lines, and return its path as an option's value."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
@@ -39,7 +39,7 @@ def write_rows(path: Path, rows: Iterable[object]) -> str:
 async def build(
     dataset: RLDatasetBuilder, tokenizer: Tokenizer, context_length: int = 512
 ) -> tuple[ProblemDataset, Builders]:
-    """The training problems, checked with the held-out ones, and those."""
+    """Return the training problems, validated, and the held-out ones."""
     built = await dataset(tokenizer)
     assert isinstance(built.train, ProblemDataset)
     await built.train.validate(context_length)
@@ -53,7 +53,7 @@ async def check_second_row_is_named(
     rows: Sequence[object],
     sentence: str,
 ) -> None:
-    """Of a file of these rows, the second is refused by its place with a sentence."""
+    """Check that the second row of a file is refused with its line and this sentence."""
     source = write_rows(path, rows)
     with pytest.raises(DataError) as caught:
         await build(dataset(source=source, num_test=0, problems_per_generation=1), tokenizer)
@@ -70,7 +70,7 @@ APART = ("optimizer.sigma=0.1", "optimizer.learning_rate=0.1")
 
 
 def short_run(recipe: str, log_path: Path, *options: str) -> list[dict[str, float]]:
-    """The metrics of a run of two generations, before each and after the last."""
+    """Return the metrics of a run of two generations: before each, and after the last."""
     module = importlib.import_module(RECIPES[recipe].partition(":")[0])
     known = {f"dataset.{name}" for name in chz.chz_fields(module.CLIConfig().dataset)}
     given = {

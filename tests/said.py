@@ -30,12 +30,12 @@ _LASTS = (
 
 
 def whole_lines(said: str) -> list[str]:
-    """What was said, without how long it took."""
+    """Return the lines of a text without those that report durations."""
     return [line for line in said.splitlines() if not re.fullmatch("|".join(_LASTS), line)]
 
 
 def after_start(said: str) -> str:
-    """What follows the lines that tell what a command begins with."""
+    """Return what follows the lines with which a command starts."""
     lines = said.split("\n")
     while re.fullmatch("|".join((*_DOES, *_LASTS)), lines[0]):
         del lines[0]
@@ -43,7 +43,7 @@ def after_start(said: str) -> str:
 
 
 def typed(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """`es-cookbook` with these words behind it, through a pipe that has this text."""
+    """Run `es-cookbook` with these arguments and this text on stdin."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     with (
         mock.patch("sys.argv", ["es-cookbook", *words]),
@@ -59,13 +59,13 @@ def typed(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def told(*words: str) -> str:
-    """What a command prints, on either stream."""
+    """Return what a command prints on stdout and stderr."""
     done = typed(*words)
     return done.stdout + done.stderr
 
 
 def refused(*words: str) -> str:
-    """The one sentence in which a command refuses these words; it prints nothing else."""
+    """Return the one sentence in which a command refuses its arguments; it prints nothing else."""
     done = typed(*words)
     said = after_start(done.stderr)
     assert done.returncode in (1, 2) and not done.stdout and said.count("\n") == 1, done

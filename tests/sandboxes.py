@@ -7,7 +7,7 @@ from es_cookbook.rl.grading.sandbox import check_sandbox
 
 
 def why_not() -> str:
-    """Why there is no sandbox on this machine; empty if there is one."""
+    """Return why this machine has no sandbox; empty if it has one."""
     try:
         check_sandbox()
     except SandboxError as error:

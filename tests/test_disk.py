@@ -19,7 +19,7 @@ CASES = {"config.json": 700, "rollouts.jsonl": 2_500, "history.jsonl": 6_000}
 
 
 def limited_config(log_path: Path, file_name: str) -> TinyConfig:
-    """A run in which this file grows fastest."""
+    """Return a run in which this file grows fastest."""
     made = config(log_path, num_generations=10, behavior_if_log_dir_exists="resume")
     if file_name == "rollouts.jsonl":
         return chz.replace(made, trackers=JsonlTrackerBuilder(rollouts_per_generation=8))

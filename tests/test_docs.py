@@ -166,7 +166,7 @@ def test_a_contestant_of_the_study_is_a_row_of_the_baselines(tmp_path: Path) -> 
 
 
 def folders_of_the_tree() -> set[str]:
-    """Folders of the package in CONTRIBUTING's tree, by their indentation."""
+    """Return the folders of the package in CONTRIBUTING's tree, by indentation."""
     (tree,) = re.findall(r"```text\nes_cookbook/\n(.*?)\n(?! )", CONTRIBUTING, flags=re.DOTALL)
     parents: list[str] = []
     folders: set[str] = set()

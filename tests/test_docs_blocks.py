@@ -45,7 +45,7 @@ class Block:
 
 
 def blocks() -> list[Block]:
-    """All of them, fenced and indented."""
+    """Return all blocks of code, fenced and indented."""
     return [
         Block(
             str(page.relative_to(ROOT)),
@@ -79,7 +79,7 @@ SET_UP = {
 
 
 def command_lines(block: Block) -> list[str]:
-    """What somebody would type of a block; continued lines are one."""
+    """Return the command lines of a block; continued lines are joined."""
     found = re.sub(r" *\\\n +", " ", block.text).splitlines()
     if block.kind == "console":
         return [line[2:] for line in found if line.startswith("$ ")]
@@ -87,14 +87,14 @@ def command_lines(block: Block) -> list[str]:
 
 
 def is_run(block: Block, line: str) -> bool:
-    """Whether `test_docs_commands` finds the command, or it is another program's."""
+    """Return whether `test_docs_commands` covers the command, or it is another program's."""
     return bool(OF_OTHERS.match(line)) or any(
         page == block.page and command in line for page, command in RUN
     )
 
 
 def why_not_run(block: Block) -> str:
-    """What is wrong with a block of which something is not run; "" for most."""
+    """Return what in a block is not run although it should be; "" for most."""
     if block.kind in ("python", "json", "yaml", "toml", "text", "{toctree}"):
         return ""
     if block.kind == "bash" and "#SBATCH" in block.text:
@@ -124,7 +124,7 @@ def test_a_block_of_data_can_be_read(block: Block) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the runs that pages read."""
+    """Return a directory with the runs that pages read."""
     path = tmp_path_factory.mktemp("runs")
     for name in ("mine", "es"):
         run_config(

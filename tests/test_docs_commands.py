@@ -56,7 +56,7 @@ _FENCED = re.compile(r"^```[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def code_and_text(page: Path) -> tuple[str, str]:
-    """Blocks of code of a page, with continued lines joined, and the page without them."""
+    """Return the code blocks of a page, continued lines joined, and the page without them."""
     text = page.read_text(encoding="utf-8")
     blocks = _FENCED.findall(text)
     rest = _FENCED.sub("", text)
@@ -65,13 +65,13 @@ def code_and_text(page: Path) -> tuple[str, str]:
 
 
 def inline(page: Path) -> Iterator[str]:
-    """Code inside of sentences and tables."""
+    """Return the inline code of sentences and tables."""
     _, rest = code_and_text(page)
     yield from (" ".join(found.split()) for found in re.findall(r"`([^`]+)`", rest))
 
 
 def lines(start: str) -> list[tuple[str, str]]:
-    """(page, line) of all that begin like this, behind variables, a prompt or another command."""
+    """Return (page, line) of the lines that begin so, after variables, a prompt or a command."""
     found: dict[tuple[str, str], None] = {}
     behind = r".*(?:\$|&&|\||--|uv run) |[A-Z_]+=\S+ "
     begins = re.compile(rf"^(?:{behind})?((?:{start})\b.*?)(?: +# .*)?$")
@@ -93,7 +93,7 @@ PLACEHOLDERS = {
 
 
 def filled(line: str) -> list[str]:
-    """The words of a line, without options whose values it leaves open."""
+    """Return the words of a line without options whose values are placeholders."""
     words = [PLACEHOLDERS.get(word, word) for word in shlex.split(line)]
     return [word for word in words if not re.search("[…<]", word)]
 
@@ -126,7 +126,7 @@ NOT_LINES = {
 
 
 def commands() -> list[tuple[str, list[str]]]:
-    """(command or module, options) of every line, each once."""
+    """Return (command or module, options) of every line, each once."""
     found: dict[tuple[str, ...], None] = {}
     for _, line in lines(r"es-cookbook|python -m es_cookbook|python -m tools"):
         if line in NOT_LINES:
@@ -147,12 +147,12 @@ def test_the_search_finds_the_lines() -> None:
 
 
 def fields_of(main: Callable[..., object], own: type, *needed: str) -> Callable[..., None]:
-    """As a command that takes options of a run's Config beside its own."""
+    """Return the parser of a command that also takes options of a run's Config."""
     return lambda options: run_with_fields(main, own, "", [*needed, *options])
 
 
 def make_trials(config: Sweep, fields: Mapping[str, str]) -> None:
-    """Every trial of a sweep that varies options."""
+    """Make every trial of a sweep that varies options."""
     make, space = maker(config, fields)
     if space:
         for trial in grid(space) if config.sampler == "grid" else ends(space):
@@ -160,7 +160,7 @@ def make_trials(config: Sweep, fields: Mapping[str, str]) -> None:
 
 
 def parse_evaluate(options: Sequence[str], config_class: type = EvaluateConfig) -> None:
-    """Its own options, and those of a recipe or of rows."""
+    """Parse the options of `evaluate`, and those of a recipe or of rows."""
     given = typed_options(options, config_class)
     own, others = split_options({"log_path": "x", **given}, config_class)
     run_cli(lambda _: None, config_class, [f"{name}={value}" for name, value in own.items()])
@@ -171,7 +171,7 @@ def parse_evaluate(options: Sequence[str], config_class: type = EvaluateConfig) 
 
 
 def plain(own: type, *needed: str) -> Callable[[Sequence[str]], None]:
-    """Builds its Config, and no more."""
+    """Return the parser of a command that only builds its Config."""
 
     def build(_: object) -> None:
         pass
@@ -194,7 +194,7 @@ class InstalledConfig(TrainConfig):
 
 
 def parse_train(options: Sequence[str]) -> None:
-    """With a function or a package that is there in place of the reader's."""
+    """Parse the options of `train` with an existing function or package for the reader's."""
     own = ("environment=", "dataset.chat.", "dataset.options=")
     has_tools = any(option.startswith("tools=") for option in options)
     if not has_tools and any(option.startswith(own) for option in options):
@@ -210,7 +210,7 @@ def parse_train(options: Sequence[str]) -> None:
 
 
 def parse_policy_gradient(options: Sequence[str]) -> None:
-    """A recipe's options, or those of rows."""
+    """Parse the options of a policy gradient: a recipe's, or those of rows."""
     recipe, others = recipe_in(options)
     given = [re.sub(r"reward=\S+:score$", "reward=exact", option) for option in others]
     if any(option.startswith("data=") for option in given):
@@ -220,7 +220,7 @@ def parse_policy_gradient(options: Sequence[str]) -> None:
 
 
 def parse_grpo(options: Sequence[str]) -> None:
-    """A recipe's options."""
+    """Parse the options of GRPO, with a recipe's."""
     recipe, others = recipe_in([each for each in options if not each.startswith("config=")])
     run_cli(lambda _: None, of_recipe(grpo.Config, recipe or "countdown"), others)
 
@@ -271,7 +271,7 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
 
 
 def refusal(parser: Callable[[Sequence[str]], None], options: Sequence[str]) -> str:
-    """What is said against these options; nothing if they are accepted."""
+    """Return the message that refuses these options; empty if they are accepted."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -311,7 +311,7 @@ CONTEXT = {
 
 
 def quoted_options() -> list[tuple[str, str]]:
-    """(page, options) of inline code that is nothing but options with values."""
+    """Return (page, options) of inline code that consists of options with values."""
     found: dict[tuple[str, str], None] = {}
     for page in PAGES:
         for text in inline(page):

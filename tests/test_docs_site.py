@@ -30,7 +30,7 @@ class Fetched(HTMLParser):
 
 
 def fetched_by(page: str) -> list[str]:
-    """What a page asks for, from the network or not."""
+    """Return what a page loads, from the network or not."""
     parser = Fetched()
     parser.feed(page)
     return parser.addresses
@@ -79,7 +79,7 @@ def test_the_list_of_pages_has_every_page_of_the_site_and_no_other() -> None:
 
 
 def strings_of_the_package() -> str:
-    """All literal text in the code, where formatted values cut it."""
+    """Return all literal text in the code, split at formatted values."""
     nodes = (node for tree in TREES.values() for node in ast.walk(tree))
     return "\n".join(
         node.value

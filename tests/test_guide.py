@@ -35,7 +35,7 @@ ELSEWHERE = r"es-cookbook math|python -m es_cookbook\.plugins\.gradients\.sft"
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, and beside it a model that reads and writes any text."""
+    """Return an empty folder, with a model beside it that reads and writes any text."""
     tokenizer = tokenizer_with(CHATML)
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 1024}
@@ -69,13 +69,13 @@ def blocks_of(page: str) -> Iterator[Block]:
 
 
 def write(block: Block) -> None:
-    """A block whose first line names its file."""
+    """Write a block to the file that its first line names."""
     name = block.text.partition("\n")[0].removeprefix("# ")
     Path(name).write_text(block.text)
 
 
 def run(line: str, *options: str) -> str:
-    """What a line prints, with a tiny model in place of its own and less to do."""
+    """Run a line with a tiny model and less work, and return what it prints."""
     program, *words = shlex.split(line)
     if program == "python":
         runpy.run_path(words[0], run_name="__main__")
@@ -88,7 +88,7 @@ def run(line: str, *options: str) -> str:
 
 
 def beginning(line: str) -> tuple[str, ...]:
-    """The first two words of a line, with any number as good as another."""
+    """Return the first two words of a line, with numbers replaced."""
     return tuple(re.sub(r"[\d.,]*\d", "#", line).split()[:2])
 
 
@@ -114,7 +114,7 @@ def python_of(page: str) -> list[Block]:
 
 
 def commands_in(block: Block) -> list[str]:
-    """What is typed of a block, if it can run here."""
+    """Return the commands of a block that can run here."""
     shown = command_lines(block) if block.kind in ("", "indented") else []
     return [line.strip() for line in shown if not re.match(ELSEWHERE, line)]
 

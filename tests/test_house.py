@@ -26,7 +26,7 @@ TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 
 
 def dotted(path: Path) -> str:
-    """The name under which a file is imported."""
+    """Return the name under which a file is imported."""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
@@ -36,7 +36,7 @@ def run(*command: str | Path, env: Mapping[str, str] | None = None) -> None:
 
 
 def loaded_by(*programs: str) -> list[set[str]]:
-    """Modules that a fresh interpreter holds after each of some programs."""
+    """Return the modules that a fresh interpreter has loaded after each program."""
     say = "import sys\nprint(*sys.modules)"
     command = [sys.executable, "-c", "\n".join(f"{program}\n{say}" for program in programs)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -117,7 +117,7 @@ def test_the_types_hold() -> None:
 
 
 def imports_of(tree: ast.Module) -> Iterator[str]:
-    """All names that a module asks other modules for, wherever in it."""
+    """Return all names that a module imports, wherever in it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -186,7 +186,7 @@ def is_of_class(statement: ast.AnnAssign) -> bool:
 
 
 def config_fields() -> Iterator[tuple[str, ast.AnnAssign, str]]:
-    """(Class.field, its definition, its name) of every chz class in the package."""
+    """Yield (Class.field, its definition, its name) for every chz class in the package."""
     for tree in TREES.values():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and decorated(node, "chz.chz"):
@@ -231,7 +231,7 @@ def test_every_field_of_every_config_is_documented_for_help() -> None:
 
 
 def is_documented(value: ast.expr | None) -> bool:
-    """Whether it is a call with a `doc`, or of a function that returns nothing but such calls.
+    """Return whether it is a call with a `doc`, or to a function that returns only such calls.
 
     `Names.field` has it as its only argument, `built_field` as its second.
     """
@@ -351,7 +351,7 @@ a server that forks is stopped by the last.
 
 
 def private_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Names with a leading underscore that are no test's own: (line, what is used)."""
+    """Return the uses of private names that are not the test's own: (line, name)."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and PRIVATE.fullmatch(node.attr):
             if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):

@@ -16,7 +16,7 @@ NAMES = [*COMMANDS, *RECIPES]
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    """As the console script does it."""
+    """Call `main` as the console script does."""
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     monkeypatch.setattr(sys, "argv", ["/somewhere/bin/es-cookbook", *arguments])
     main()

@@ -33,7 +33,7 @@ def read(path: Path) -> Any:
 
 
 def shown(notebook: Any) -> str:
-    """All text below the cells."""
+    """Return all text below the cells."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     texts = [output.get("text") or output["data"].get("text/plain", "") for output in outputs]
     return "\n".join(texts)

@@ -21,7 +21,7 @@ READ_BY_USERS = [
 
 
 def lowest() -> dict[str, str]:
-    """Package -> the version that `make lowest` installs."""
+    """Return the versions that `make lowest` installs, by package."""
     command = [sys.executable, "requirements/lowest.py"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     pins = [line.partition(";")[0].partition("==") for line in done.stdout.splitlines()]

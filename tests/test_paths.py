@@ -35,7 +35,7 @@ def test_every_module_of_the_commands_room_that_can_be_called_is_a_command() -> 
 
 
 def shown(pattern: str) -> set[tuple[str, str]]:
-    """(document, what matches) in everything that a user reads."""
+    """Return (document, match) for everything that a user reads."""
     return {
         (path.name, match)
         for path in DOCUMENTS
@@ -50,7 +50,7 @@ def test_every_path_into_the_package_that_a_document_shows_exists() -> None:
 
 
 def exists(path: str) -> bool:
-    """Whether it is a module, a room, a name in one, or a group of entry points."""
+    """Return whether it is a module, a room, a name in one, or a group of entry points."""
     *parents, name = path.split(".")
     if parents == ["es_cookbook"] and name in {*groups(), "api"}:
         return True

@@ -26,7 +26,7 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
 def normal(name: str) -> str:
-    """A package's name as indexes spell it."""
+    """Return a package's name as indexes spell it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -61,7 +61,7 @@ def test_the_lock_is_of_this_pyproject() -> None:
 
 
 def instructions(dockerfile: str) -> list[tuple[str, str]]:
-    """(instruction, what follows it) of a Dockerfile, continued lines joined."""
+    """Return (instruction, arguments) of a Dockerfile, continued lines joined."""
     lines = re.sub(r"^#.*\n", "", dockerfile, flags=re.MULTILINE)
     joined = re.sub(r" *\\\n +", " ", lines)
     return [(a, b) for a, _, b in (line.partition(" ") for line in joined.splitlines()) if a]
@@ -71,7 +71,7 @@ DOCKERFILE = instructions((ROOT / "Dockerfile").read_text(encoding="utf-8"))
 
 
 def is_ignored(path: str) -> bool:
-    """What .dockerignore says of a path; the last pattern that fits decides."""
+    """Return whether .dockerignore excludes a path; the last matching pattern decides."""
     ignored = False
     for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#") and fnmatch(path, line.removeprefix("!")):

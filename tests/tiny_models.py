@@ -56,7 +56,7 @@ _GROUPED = _SIZES | {"num_key_value_heads": 2}
 
 
 def make_tiny_model(family: str, path: Path) -> Path:
-    """Write a model of one of `FAMILIES` and its tokenizer; gives the path."""
+    """Write a model of one of `FAMILIES` and its tokenizer, and return the path."""
     save_with_tokenizer(_build(family), path)
     return path
 
@@ -82,7 +82,7 @@ def save_with_tokenizer(
 
 
 def character_tokenizer(size: int = VOCABULARY) -> PreTrainedTokenizerFast:
-    """One token a character, from `-` on; decoding puts nothing between them."""
+    """Return a tokenizer with a token per character, from `-` on; decoding adds no spaces."""
     vocabulary = {"<pad>": PAD, "<eos>": EOS, "<bos>": BOS}
     for token in range(FIRST_CHARACTER, size):
         vocabulary[chr(ord("-") + token - FIRST_CHARACTER)] = token

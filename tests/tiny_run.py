@@ -40,7 +40,7 @@ class TinyConfig(Config):
 
 
 def tiny(log_path: Path, **fields: Any) -> TinyConfig:
-    """A run on a fake engine, which goes on where it stands."""
+    """Return a run on a fake engine, which resumes if its directory exists."""
     settings: dict[str, Any] = {
         "model_name": str(BASE),
         "engine": FakeEngineBuilder(capacity=3),
@@ -51,7 +51,7 @@ def tiny(log_path: Path, **fields: Any) -> TinyConfig:
 
 
 def write_tiny_model(path: Path, seed: int = 0, vocab_size: int = 95, context: int = 32) -> Path:
-    """A model for a tiny run's problems, the same for the same seed; gives the path.
+    """Write a model for a tiny run's problems, and return the path; the seed decides its weights.
 
     The end of sequence is token 95.
     """
@@ -75,21 +75,21 @@ def write_tiny_model(path: Path, seed: int = 0, vocab_size: int = 95, context: i
 
 
 def untimed(path: Path) -> list[dict[str, Any]]:
-    """Rows of a JSONL file, without the numbers that no two runs share."""
+    """Return the rows of a JSONL file without timings, which differ between runs."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     varying = ("time/", "throughput/")
     return [{k: v for k, v in row.items() if not k.startswith(varying)} for row in rows]
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """Two run directories hold the same, to the byte of the history."""
+    """Assert that two run directories hold the same, the histories byte for byte."""
     for name in ("metrics.jsonl", "rollouts.jsonl"):
         assert untimed(one / name) == untimed(other / name)
     assert (one / "history.jsonl").read_bytes() == (other / "history.jsonl").read_bytes()
 
 
 def contents(log_path: Path) -> dict[Path, bytes]:
-    """What is in the files of a run directory."""
+    """Return the contents of the files of a run directory."""
     return {path: path.read_bytes() for path in log_path.iterdir()}
 
 
