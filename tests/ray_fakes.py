@@ -205,10 +205,8 @@ class NearCluster:
         self.dies_in = list(dies_in)
         self.tasks: list[asyncio.Task[bytes]] = []
 
-    async def start(self, place: Any) -> NearActor:
-        actor = NearActor(self)
-        await actor.call("hello", timeout=None)
-        return actor
+    def start(self, place: Any) -> NearActor:
+        return NearActor(self)
 
     async def reserve(self, count: int) -> list[Place]:
         return [(None, index) for index in range(count)]

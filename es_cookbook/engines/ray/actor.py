@@ -59,9 +59,6 @@ class EngineActor:
             outcome = (False, portable(error))
         return pickle.dumps(outcome, pickle.HIGHEST_PROTOCOL)
 
-    async def hello(self) -> None:
-        """Answer, to show that the process is alive."""
-
     async def build(
         self, builder: EngineBuilder, model_name: str, search_space: "SearchSpaceBuilder"
     ) -> tuple[Built, int, str]:

@@ -26,8 +26,6 @@ from es_cookbook.engines.ray.actor import EngineActor
 _CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 """File in which Ray notes the cluster last started on this machine."""
 _SECONDS_TO_CONNECT = 5.0
-_SECONDS_TO_APPEAR = 60.0
-"""Seconds for a process to start in a reserved place."""
 _SECONDS_TO_CLOSE = 10.0
 _CPUS_OF_OUR_OWN = 0.001
 _OBJECT_STORE_BYTES = 256 << 20
@@ -137,12 +135,8 @@ class Cluster:
             self._groups.remove(group)
             self._ray.util.remove_placement_group(group)
 
-    async def start(self, place: Place) -> "Actor":
-        """Start a process in a place.
-
-        Raises:
-            ActorLostError: It does not come up within a minute.
-        """
+    def start(self, place: Place) -> "Actor":
+        """Start a process in a place; whether it failed shows in the first call."""
         strategies = self._ray.util.scheduling_strategies
         strategy = strategies.PlacementGroupSchedulingStrategy(*place)
         variables = {"OMP_NUM_THREADS": str(max(1, int(self.num_cpus)))}
@@ -160,17 +154,7 @@ class Cluster:
             )
             .remote()
         )
-        actor = Actor(self._ray, handle)
-        try:
-            await actor.call("hello", timeout=_SECONDS_TO_APPEAR)
-        except TimeoutError:
-            actor.kill()
-            sentence = f"its process did not start within {_SECONDS_TO_APPEAR:g} s"
-            raise ActorLostError(sentence) from None
-        except BaseException:
-            actor.kill()
-            raise
-        return actor
+        return Actor(self._ray, handle)
 
     @property
     def _cpus(self) -> float:

@@ -141,11 +141,7 @@ class RayPoolBuilder(EngineBuilder):
         pool: RayPool | None = None
         try:
             self._divide(cluster)
-            ledger = Ledger(
-                *(self.engine, model_name, search_space, cluster),
-                *(self.max_restarts, self.request_timeout, self.start_timeout),
-            )
-            pool = RayPool(ledger)
+            pool = RayPool(Ledger(self, model_name, search_space, cluster))
             await pool.add_engines(self.num_engines)
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -215,7 +211,7 @@ class RayPool(_AskingHost, Engine):
         self._num_started = 0
         self._free: asyncio.Queue[Member | None] = asyncio.Queue()
         self._vacant: list[Place] = []
-        self._restarts_left = ledger.max_restarts
+        self._restarts_left = ledger.pool.max_restarts
         self._replacing: set[asyncio.Task[None]] = set()
         self._last_loss: EngineError | None = None
         self._is_closed = False
@@ -234,8 +230,8 @@ class RayPool(_AskingHost, Engine):
             ConfigError: The cluster has no room for them within `start_timeout`.
             ESCookbookError: One of them cannot be built, or disagrees with the others.
         """
-        ledger = self._ledger
-        cluster, loop = ledger.cluster, asyncio.get_running_loop()
+        cluster, seconds = self._ledger.cluster, self._ledger.pool.start_timeout
+        loop = asyncio.get_running_loop()
         there = cluster.resources()
         shortage = (
             f"room on the Ray cluster for {plural(count, 'engine')} with CPU {cluster.num_cpus:g} "
@@ -244,11 +240,11 @@ class RayPool(_AskingHost, Engine):
         )
         warning = loop.call_later(_PATIENCE, _logger.warning, "waiting for %s", shortage)
         try:
-            async with asyncio.timeout(ledger.start_timeout):
+            async with asyncio.timeout(seconds):
                 places = await cluster.reserve(count)
         except TimeoutError:
             raise ConfigError(
-                f"within engine.start_timeout={ledger.start_timeout:g} s there was no {shortage}"
+                f"within engine.start_timeout={seconds:g} s there was no {shortage}"
             ) from None
         finally:
             warning.cancel()
@@ -335,7 +331,9 @@ class RayPool(_AskingHost, Engine):
             async with self.lend(position) as host:
                 await host.load([])
         places, self._vacant = self._vacant, []
-        self._restarts_left = max(self._ledger.max_restarts, len(places))  # At least one for each.
+        self._restarts_left = max(
+            self._ledger.pool.max_restarts, len(places)
+        )  # At least one for each.
         for place in places:
             self._replace_soon(place)
         return self._ledger.fingerprints[position]

@@ -122,13 +122,6 @@ def _resolved(source: NamedSet, revision: str | None) -> _Splits:
             builder: Any = datasets.load_dataset_builder(
                 path, source.configuration or None, revision=revision
             )
-        except RuntimeError as error:
-            if "scripts" not in str(error):
-                raise
-            raise DataError(
-                f"{source.name}: is loaded by a script, which is not run; accepted are sets of "
-                "data files"
-            ) from error
         except ValueError:
             names = datasets.get_dataset_config_names(path, revision=revision)
             if source.configuration in names or (not source.configuration and len(names) == 1):
@@ -176,7 +169,7 @@ def _missing(what: str, wanted: str, names: Sequence[str], source: NamedSet) -> 
 def _unreadable_sets() -> tuple[type[Exception], ...]:
     from datasets.exceptions import DatasetsError
 
-    return (*UNREADABLE, DatasetsError)
+    return (*UNREADABLE, DatasetsError, RuntimeError)  # RuntimeError: a set that is a script.
 
 
 def _record_of(source: NamedSet) -> Path:

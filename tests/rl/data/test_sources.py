@@ -210,7 +210,7 @@ def test_a_set_that_needs_code_is_refused(hub: HubServer, tmp_path: Path) -> Non
     (tmp_path / "coded").mkdir()
     (tmp_path / "coded" / "coded.py").write_bytes(code)
     for source in ("me/coded", str(tmp_path / "coded")):
-        with pytest.raises(DataError, match="is loaded by a script, which is not run"):
+        with pytest.raises(DataError, match="Dataset scripts are no longer supported"):
             check_source(source, "source")
 
 
