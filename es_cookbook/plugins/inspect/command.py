@@ -69,6 +69,13 @@ class InspectConfig(RunOrModel, Answering):
             raise ConfigError("genome= needs a run: give log_path=RUN")
         self.arguments()
 
+    @property
+    def subject(self) -> str:
+        """Name of what is evaluated: a model, the centre, the base or a genome."""
+        if not self.log_path:
+            return Path(str(self.model_name)).name
+        return f"genome/{self.genome}" if isinstance(self.genome, int) else self.genome
+
     def arguments(self) -> dict[str, object]:
         """Return the task's arguments.
 
@@ -103,15 +110,8 @@ def main(config: InspectConfig) -> None:
             for name, metric in score.metrics.items()
         )
         samples = plural(results.completed_samples if results else 0, "sample")
-        print(f"{task}, es/{_model(config)}, {of_run}{samples}: {metrics or 'no scores'}")
+        print(f"{task}, es/{config.subject}, {of_run}{samples}: {metrics or 'no scores'}")
         print(f"look at it: inspect view --log-dir {config.log_dir}   (this log: {log.location})")
-
-
-def _model(config: InspectConfig) -> str:
-    if not config.log_path:
-        return Path(str(config.model_name)).name
-    who = config.genome
-    return f"genome/{who}" if isinstance(who, int) else who
 
 
 async def _logs(config: InspectConfig, subject: Subject) -> "list[EvalLog]":
@@ -139,14 +139,9 @@ async def _logs(config: InspectConfig, subject: Subject) -> "list[EvalLog]":
         sampling = _sampling(config, subject.run)
         context_length = engine.traits.context_length
         return await run_task(
-            config.task,
-            config.arguments(),
-            _model(config),
+            config,
             Source(answer, engine.tokenizer, context_length, sampling, config.chat, config.seed),
-            limit=config.limit,
-            epochs=config.epochs,
-            log_dir=config.log_dir,
-            metadata=metadata,
+            metadata,
         )
 
 

@@ -19,7 +19,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import chz
 from inspect_ai import Task, eval_async
@@ -54,6 +54,9 @@ from es_cookbook.rl.messages.thoughts import opened_thought, spoken, whole_turn
 from es_cookbook.rl.messages.tools import ToolSchema
 from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams, Tokenizer
+
+if TYPE_CHECKING:
+    from es_cookbook.plugins.inspect.command import InspectConfig
 
 _AT_ONCE = 1024
 """Limit on concurrent turns, which the engine batches."""
@@ -287,44 +290,26 @@ def _text(message: ChatMessage) -> str:
 
 
 async def run_task(
-    task: str,
-    task_args: Mapping[str, object],
-    model_name: str,
-    source: Source,
-    *,
-    limit: int | None,
-    epochs: int | None,
-    log_dir: str,
-    metadata: Mapping[str, object],
+    config: "InspectConfig", source: Source, metadata: Mapping[str, object]
 ) -> list[EvalLog]:
     """Evaluate a model with the tasks of a script, or one of an installed package.
-
-    Args:
-        task: path/to/script.py, path/to/script.py@name or package/name.
-        task_args: arguments of the task's function.
-        model_name: name for the log, after es/.
-        source: the model.
-        limit: maximum number of samples; None for all.
-        epochs: answers per sample; None for the task's own number.
-        log_dir: directory of inspect's log.
-        metadata: written to the log.
 
     Raises:
         ConfigError: The task does not exist, or inspect cannot run it here.
     """
-    tasks = _tasks(task, task_args)
+    tasks = _tasks(config.task, config.arguments())
     try:
         return await eval_async(
             tasks,
-            get_model(f"es/{model_name}", source=source, memoize=False),
-            limit=limit,
-            epochs=epochs,
-            log_dir=log_dir,
+            get_model(f"es/{config.subject}", source=source, memoize=False),
+            limit=config.limit,
+            epochs=config.epochs,
+            log_dir=config.log_dir,
             metadata=dict(metadata),
             ctl_server=False,
         )
     except PrerequisiteError as error:
-        raise ConfigError(f"inspect cannot run task={task}: {_line(str(error))}") from error
+        raise ConfigError(f"inspect cannot run task={config.task}: {_line(str(error))}") from error
 
 
 def _tasks(name: str, arguments: Mapping[str, object]) -> list[Task]:

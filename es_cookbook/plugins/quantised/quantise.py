@@ -46,13 +46,7 @@ def main(config: QuantiseConfig) -> None:
     from es_cookbook.plugins.quantised.compression import write_rounded
 
     output.parent.mkdir(parents=True, exist_ok=True)
-    copy = write_rounded(
-        config.model_name,
-        output,
-        bits=config.bits,
-        group_size=config.group_size,
-        symmetric=config.symmetric,
-    )
+    copy = write_rounded(config)
     for reason in dict.fromkeys(copy.left.values()):
         names = [name for name, why in copy.left.items() if why == reason]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""

@@ -41,16 +41,9 @@ async def evaluated(texts: Sequence[str], task: str, log_dir: Path, context_leng
         return await script.sample(observation, params)
 
     source = Source(answer, TOKENIZER, context_length, SamplingParams(), ChatOptions())
-    (found,) = await run_task(
-        task if "/" in task else f"{TASKS}@{task}",
-        {},
-        "centre",
-        source,
-        limit=None,
-        epochs=None,
-        log_dir=str(log_dir),
-        metadata={},
-    )
+    path = task if "/" in task else f"{TASKS}@{task}"
+    config = inspect.InspectConfig(log_path="run", task=path, log_dir=str(log_dir))
+    (found,) = await run_task(config, source, {})
     log = read_eval_log(found.location)
     return log.results and log.results.scores[0].metrics["accuracy"].value, script, log
 

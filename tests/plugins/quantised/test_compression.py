@@ -15,6 +15,7 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.plugins.quantised.compression import write_rounded
+from es_cookbook.plugins.quantised.quantise import QuantiseConfig
 from es_cookbook.plugins.quantised.spaces import QuantCodes, QuantScales
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 
@@ -34,7 +35,8 @@ def test_a_weight_is_the_nearest_multiple_of_its_groups_scale(
     tiny_model: Callable[[str], Path], tmp_path: Path, how: dict[str, Any]
 ) -> None:
     bits, symmetric = how.get("bits", 4), how.get("symmetric", True)
-    copy = write_rounded(str(tiny_model("llama")), tmp_path / "copy", **how)
+    given = {"model_name": str(tiny_model("llama")), "output": str(tmp_path / "copy")}
+    copy = write_rounded(QuantiseConfig(**given | how))
     original = load_causal_lm(str(tiny_model("llama")), "auto", CPU)
     found = load_causal_lm(str(tmp_path / "copy"), "auto", CPU)
     layers = dict(quantised_layers(found))
@@ -62,7 +64,8 @@ def test_a_weight_is_the_nearest_multiple_of_its_groups_scale(
 async def test_the_quantised_spaces_evolve_the_bundled_model(
     tmp_path: Path, space: SearchSpaceBuilder
 ) -> None:
-    copy = write_rounded(str(BUNDLED_MODEL), tmp_path / "copy")
+    given = QuantiseConfig(model_name=str(BUNDLED_MODEL), output=str(tmp_path / "copy"))
+    copy = write_rounded(given)
     assert len(copy.rounded) == 4 * 7 and copy.left == {}, "its head is tied to the embedding"
     engine = await TorchEngineBuilder()(model_name=str(tmp_path / "copy"), search_space=space)
     try:
