@@ -25,8 +25,9 @@ on the line between two measurements. One dependence on the length is left: α o
 the number of generations, which is as many as take about two and a half minutes.
 
 **Costs.** Seconds are those of training and of the search for σ, without evaluations. An evaluation
-is one genome that answers a question or reads its gold answer; for gradients, one answer. Memory is
-the peak of a run's own process, less what it has after the imports that all contestants have.
+is one genome that answers a question or reads an answer to it, or one answer of the centre or of a
+gradient's model. With `best` a genome reads answers to some of the questions only, and all count.
+Memory is the peak of a run's own process, less what it has after the imports that all have.
 """
 
 import dataclasses
@@ -101,8 +102,10 @@ class Contestant:
 
 _PROBLEMS = {"dataset.problems_per_generation": 16}
 _DENSE = {**_PROBLEMS, "optimizer.sigma": "auto", "optimizer.learning_rate": "auto"}
+_STEERING = {"search_space": "steering"}
 CONTESTANTS: Mapping[str, Contestant] = {
-    "es": Contestant("es", "gold answers", (10, 7, 7, 6)),
+    "es": Contestant("es", "gold answers", (16, 10, 10, 8), _STEERING),
+    "low_rank_gold": Contestant("es", "gold answers", (10, 7, 7, 6)),
     "dense_gold": Contestant(
         "es_at_scale", "gold answers", (5, 4, 4, 4), {**_DENSE, "surrogate": "gold"}
     ),
@@ -112,7 +115,14 @@ CONTESTANTS: Mapping[str, Contestant] = {
         (18, 15, 15, 12),
         {"dataset.problems_per_generation": 32, "learning_rate": 1e-5},
     ),
-    "rewards": Contestant(
+    "rewards": Contestant("rewards", "rewards", (12, 6, 6, 4), {**_PROBLEMS, **_STEERING}),
+    "best": Contestant(
+        "rewards",
+        "rewards",
+        (12, 6, 6, 4),
+        {"surrogate": "best", "dataset.problems_per_generation": 24, **_STEERING},
+    ),
+    "low_rank": Contestant(
         "rewards", "rewards", (12, 5, 5, 4), {**_PROBLEMS, "optimizer.population_size": 32}
     ),
     # Of the paper's 200 problems in a generation 16: with all of them one takes six minutes.
@@ -121,8 +131,10 @@ CONTESTANTS: Mapping[str, Contestant] = {
     "group": Contestant("group", "rewards", (20, 9, 9, 5), {"attempts": 16, "learning_rate": 9e-5}),
     "grpo": Contestant("grpo", "rewards", (3, 3, 3, 3), {"attempts": 16, "learning_rate": 9e-5}),
 }
-USUAL = tuple(name for name in CONTESTANTS if name != "grpo")
-"""TRL's trainer learns as `group` does in several times the time: it runs if it is named."""
+_RARE = ("low_rank_gold", "low_rank", "grpo")
+USUAL = tuple(name for name in CONTESTANTS if name not in _RARE)
+"""The others run if they are named: TRL's trainer learns as `group` does in several times the time,
+and low-rank genomes are those of the study before."""
 _LONG = {"dataset.answer_tokens": 120, "sampling.max_tokens": 120}
 TASKS: Mapping[str, tuple[str, str, Mapping[str, object]]] = {
     "sums": ("sums", "extraction", {}),
@@ -377,10 +389,12 @@ def _search_file(config: AnyConfig) -> Path:
 
 
 def evaluations_of(config: AnyConfig) -> int:
-    """Evaluations of a generation: also of genomes that read an answer in place of giving one."""
+    """Evaluations of a generation at most, the centre's answers that genomes read included."""
     if not isinstance(config, Config):
         return rollouts(config) // config.num_generations
-    return config.optimizer.population_size * config.attempts * (batch_of(config.dataset) or 1)
+    by_centre = 0 if config.surrogate is None else config.surrogate.attempts
+    each = config.optimizer.population_size * config.attempts + by_centre
+    return each * (batch_of(config.dataset) or 1)
 
 
 def _results(

@@ -26,6 +26,7 @@ PAIRS = (
     ("rewards", "dense_auto", "evaluations"),
     ("rewards", "es_at_scale", "evaluations"),
     ("rewards", "group", "seconds"),
+    ("best", "group", "seconds"),
     ("dense_auto", "group", "seconds"),
 )
 """Contestants that are told the same, and what is equal between them."""

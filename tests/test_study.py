@@ -33,9 +33,17 @@ from benchmarks.study_tables import (
 from es_cookbook.evolution.schedules import Constant
 from es_cookbook.rl.data.generated import FoldedDatasetBuilder
 
-DENSE = dict.fromkeys(("dense_gold", "es_at_scale", "dense_auto"), 30 * 16)
-GRADIENTS = {"gold": 32, "group": 16 * 8, "grpo": 16 * 8}
-EVALUATIONS = {"es": 64 * 8, "rewards": 32 * 16, **DENSE, **GRADIENTS}
+GOLD = {"es": 65 * 8, "low_rank_gold": 65 * 8, "dense_gold": 31 * 16, "gold": 32}
+DENSE = {"es_at_scale": 30 * 16, "dense_auto": 30 * 16}
+GRADIENTS = {"group": 16 * 8, "grpo": 16 * 8}
+EVALUATIONS = {
+    "rewards": 64 * 16,
+    "best": 72 * 24,
+    "low_rank": 32 * 16,
+    **GOLD,
+    **DENSE,
+    **GRADIENTS,
+}
 
 
 def test_the_page_has_the_tables_of_the_results() -> None:
