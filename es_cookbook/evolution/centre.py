@@ -216,9 +216,7 @@ def moved(
 
 
 def _mover(
-    space: SearchSpace,
-    steps: Sequence[Step],
-    adder: Callable[[tuple[Term, ...]], AddTerms],
+    space: SearchSpace, steps: Sequence[Step], adder: Callable[[tuple[Term, ...]], AddTerms]
 ) -> Callable[[str, torch.Tensor, torch.Tensor, Part], None]:
     """Return a function that moves one weight, given its name, base and part, by these steps."""
     starts = start_of(space.shapes)

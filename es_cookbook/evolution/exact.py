@@ -25,13 +25,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from es_cookbook.evolution.genome import (
-    AdamRule,
-    ErrorFeedbackRule,
-    MuonRule,
-    Offsets,
-    Rule,
-)
+from es_cookbook.evolution.genome import AdamRule, ErrorFeedbackRule, MuonRule, Offsets, Rule
 from es_cookbook.evolution.noise import Part
 from es_cookbook.evolution.spaces.base import PIECE, AddTerms
 
@@ -170,11 +164,7 @@ def _adam_(
 
 
 def _error_feedback_(
-    rule: ErrorFeedbackRule,
-    adders: Sequence[AddTerms],
-    name: str,
-    weight: torch.Tensor,
-    part: Part,
+    rule: ErrorFeedbackRule, adders: Sequence[AddTerms], name: str, weight: torch.Tensor, part: Part
 ) -> None:
     residual, rounded = torch.zeros_like(weight), torch.zeros_like(weight)
     change = torch.empty_like(weight)

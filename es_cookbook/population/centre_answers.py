@@ -23,13 +23,7 @@ from es_cookbook.rl.data.problem_dataset import unchanged
 from es_cookbook.rl.messages.encoder import inside
 from es_cookbook.rl.rollouts import Example, gold_of, mean_rewards, sequences_of
 from es_cookbook.rl.surrogate import AnswersProblem
-from es_cookbook.rl.types import (
-    EnvGroupBuilder,
-    Observation,
-    Tokenizer,
-    Trajectory,
-    Transition,
-)
+from es_cookbook.rl.types import EnvGroupBuilder, Observation, Tokenizer, Trajectory, Transition
 
 _LEAST_TOKENS = 8
 """Room of an answer even if that takes longer: two tokens do not show how it goes on."""

@@ -279,11 +279,7 @@ class Results:
         return self.outcomes.values(metric, "metric")[:, 0, :]
 
     def estimate(
-        self,
-        metric: str,
-        seed: int = 0,
-        tag: str | None = None,
-        resamples: int = RESAMPLES,
+        self, metric: str, seed: int = 0, tag: str | None = None, resamples: int = RESAMPLES
     ) -> Estimate:
         """Estimate the mean of a metric over all problems, or those with a tag; NaN without any.
 

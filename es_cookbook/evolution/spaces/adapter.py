@@ -104,8 +104,7 @@ class Adapter(SearchSpaceBuilder):
         weights = self._targeted(parameters)
         lora, start = LoRA(self.rank, self.alpha, self.rslora), None
         if self.start is not None:
-            if read_adapter is None:
-                raise TypeError("search_space.start: give read_adapter, as checkpoints.peft has it")
+            assert read_adapter is not None
             start = read_adapter(Path(self.start), weights)
             weights, lora = start.weights, start.lora
         targets = {name: factor_names(name) for name in weights}

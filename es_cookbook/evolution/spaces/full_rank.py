@@ -96,6 +96,5 @@ class FullRankSpace(DenseSpace):
         names, kinds = self.shares.kinds(list(self.shapes), terms)
         there = [device_terms(self.shares.own(name, terms), device) for name in names]
         return lambda name, weight, part: add_dense_(
-            *(weight, name, there[kinds[name]], self.noise, part),
-            self.shares.partitions_of(name),
+            *(weight, name, there[kinds[name]], self.noise, part), self.shares.partitions_of(name)
         )

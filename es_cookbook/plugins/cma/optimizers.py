@@ -34,10 +34,7 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Offsets, OffsetsRule, Step
 from es_cookbook.evolution.noise import noise
-from es_cookbook.evolution.optimizers.base import (
-    Optimizer,
-    OptimizerBuilder,
-)
+from es_cookbook.evolution.optimizers.base import Optimizer, OptimizerBuilder
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 _SMALLEST_POPULATION = 4

@@ -312,8 +312,7 @@ class Genetic(OptimizerBuilder):
         default=5, doc="generations after which each island's best also joins the next island"
     )
     es_weight: float = chz.field(
-        default=0.0,
-        doc="α of an ES step over the new mutations, for all individuals; 0: none",
+        default=0.0, doc="α of an ES step over the new mutations, for all individuals; 0: none"
     )
     es_weight_schedule: Schedule = schedule_field("factor on es_weight over the run")
     merge_every: int = chz.field(
@@ -526,8 +525,7 @@ class _GeneticOptimizer(Optimizer):
         """Return the members that were not lost, with scores if species go by them."""
         behaviour_G: Sequence[Sequence[float]] = [()] * len(members_G)
         if self.records_scores:
-            if scores_P_G is None:
-                raise ValueError("with species_by=behaviour, tell needs scores_P_G")
+            assert scores_P_G is not None
             behaviour_G = scores_P_G.T.tolist()
         tested = zip(members_G, fitness_G.tolist(), behaviour_G, strict=True)
         return [

@@ -16,13 +16,7 @@ from es_cookbook.common.files import check_characters, check_values
 from es_cookbook.common.terminal import one_line
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.problem_env import Grade
-from es_cookbook.rl.rewards.base import (
-    Reward,
-    RewardFunction,
-    graded,
-    name_of,
-    reward_and_metrics,
-)
+from es_cookbook.rl.rewards.base import Reward, RewardFunction, graded, name_of, reward_and_metrics
 from es_cookbook.rl.types import ANSWER
 
 Result: TypeAlias = Mapping[str, Any]

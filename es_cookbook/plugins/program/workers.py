@@ -14,13 +14,7 @@ from anyio.lowlevel import RunVar
 
 from es_cookbook.common.errors import EnvError
 from es_cookbook.plugins.program.command import Command
-from es_cookbook.plugins.program.results import (
-    MOST_BYTES,
-    MOST_LINES,
-    Result,
-    lines_of,
-    objects_of,
-)
+from es_cookbook.plugins.program.results import MOST_BYTES, MOST_LINES, Result, lines_of, objects_of
 
 _EACH_LINE = MOST_BYTES // MOST_LINES
 """Bytes added for each line that begins like a result."""

@@ -22,12 +22,7 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import config_to_json
-from es_cookbook.common.errors import (
-    ConfigError,
-    SweepError,
-    did_you_mean,
-    leaves,
-)
+from es_cookbook.common.errors import ConfigError, SweepError, did_you_mean, leaves
 from es_cookbook.common.terminal import markdown, plural
 from es_cookbook.plugins.sweep import worker
 from es_cookbook.plugins.sweep.in_turn import is_complete

@@ -51,8 +51,7 @@ class SoftPrompt(SearchSpaceBuilder):
         default=None, doc="text whose tokens' embeddings it starts from; random tokens if unset"
     )
     num_tokens: int | None = chz.field(
-        default=None,
-        doc=f"virtual tokens; those of the text if unset, {_NUM_TOKENS} without one",
+        default=None, doc=f"virtual tokens; those of the text if unset, {_NUM_TOKENS} without one"
     )
     init_seed: int = chz.field(default=0, doc="seed of the random tokens")
     text_tokens: tuple[int, ...] = chz.field(

@@ -34,11 +34,7 @@ from es_cookbook.evolution.noise import (
     partition_seed,
 )
 from es_cookbook.evolution.optimizers.es import ES, ESOptimizer
-from es_cookbook.evolution.spaces.base import (
-    ParameterInfo,
-    SearchSpace,
-    SearchSpaceBuilder,
-)
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.factors import ReadAdapter
 from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace
 
