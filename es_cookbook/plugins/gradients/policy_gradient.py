@@ -70,7 +70,14 @@ from es_cookbook.rl.objectives import (
 from es_cookbook.rl.problem_env import with_gold
 from es_cookbook.rl.rollouts import Example, readings_of, rollout_metrics, sequences_of
 from es_cookbook.rl.surrogate import group_weights
-from es_cookbook.rl.types import EnvGroupBuilder, Metrics, Tokenizer, Trajectory, TrajectoryGroup
+from es_cookbook.rl.types import (
+    EnvGroupBuilder,
+    Metrics,
+    RLDataset,
+    Tokenizer,
+    Trajectory,
+    TrajectoryGroup,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -102,6 +109,13 @@ class Method(ABC):
     @chz.validate
     def _counts(self) -> None:
         check_range(self, "epochs", "steps", at_least=1)
+
+    def check(self, problems: Sequence[EnvGroupBuilder]) -> None:  # noqa: B027 - most take any
+        """Check, before the model is loaded, that the method can learn from these problems.
+
+        Raises:
+            DataError: It cannot; names the problem.
+        """
 
     @abstractmethod
     async def examples(self, batch: Batch) -> tuple[list[Example], float]:
@@ -142,6 +156,8 @@ class Weighted(Method):
         return self.reading
 
 
+_LEARNT = "method=gold learns from"
+"""What gold answers are for."""
 _METHODS = Names(Registered("methods"), default="group")
 _OBJECTIVES = Names({name: OBJECTIVE_NAMES[name] for name in ("mean", "pass_at_k")}, default="mean")
 
@@ -217,10 +233,15 @@ class Gold(Method):
     """The gold answers, each once: supervised training."""
 
     @override
+    def check(self, problems: Sequence[EnvGroupBuilder]) -> None:
+        for each in problems:
+            with_gold(each, _LEARNT)
+
+    @override
     async def examples(self, batch: Batch) -> tuple[list[Example], float]:
         examples: list[Example] = []
         for each in batch.problems_P:
-            problem, gold = with_gold(each, "method=gold learns from")
+            problem, gold = with_gold(each, _LEARNT)
             told = await told_gold(problem.make_env(), gold, batch.tokenizer)
             examples += sequences_of(told, 1.0)
         return examples, 1 / max(len(batch.problems_P), 1)
@@ -257,6 +278,10 @@ class Config(GradientConfig):
                 f"{self.sampling.temperature} and {self.sampling.top_p}: the gradient is that of "
                 "the model's own distribution"
             )
+
+    @override
+    def check_problems(self, dataset: RLDataset) -> None:
+        self.method.check([*dataset.training_problems, *dataset.get_batch(0)])
 
 
 async def main(config: Config) -> None:

@@ -65,7 +65,8 @@ from tests.grpo_runs import (
     gradient_config,
     metrics_of,
 )
-from tests.said import told
+from tests.programs import ROOT
+from tests.said import told, typed
 from tests.tiny_run import TinyConfig, write_tiny_model
 
 
@@ -278,6 +279,24 @@ async def test_what_gold_answers_teach_is_what_genomes_score() -> None:
         DataError, match=r"^train 4: it has no gold answer, which method=gold learns"
     ):
         await Gold().examples(Batch([nameless], [nothing], tokenizer))
+
+
+def test_missing_gold_answers_are_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    data, answers = tmp_path / "rows.jsonl", [{"answer": 2}] * 30
+    rows = [{"question": "1 + 1 =", **answer} for answer in [*answers[:7], {}, *answers[8:]]]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    options = f"data={data} log_path={tmp_path / 'run'} dataset.full_reward=0 dataset.num_test=0"
+    model = f"model_name={ROOT / 'es_cookbook/recipes/arithmetic/model'}"
+    words = ["policy_gradient", model, "engine=tests.fakes:NoEngineBuilder", *options.split()]
+    words += [
+        "reward=tests.runs.test_presets:zero",
+        "learning_rate=0.01",
+        "dataset.problems_per_generation=1",
+    ]
+    said = typed(*words, "attempts=1", "method=gold").stderr.splitlines()[-1]
+    assert said.startswith(f"{data}, line 8: it has no gold answer, which method=gold learns from")
+    with pytest.raises(AssertionError, match="a model was loaded"):
+        typed(*words, "attempts=2")
 
 
 # --- a run ---------------------------------------------------------------------------------------
