@@ -285,7 +285,7 @@ RUNS_WHAT_IT_READS = {
     "es_cookbook.engines.wire": {"pickle.load", "pickle.loads"},
     "es_cookbook.engines.ray.cluster": {"pickle.loads"},
     "es_cookbook.engines.vllm.worker": {"pickle.loads"},
-    "es_cookbook.rl.grading.worker": {"pickle.loads"},
+    "es_cookbook.rl.grading.worker": {"pickle.loads", "spawn.prepare"},
     "es_cookbook.rl.grading.workers": {"pickle.loads"},
     # Runs in the sandbox.
     "es_cookbook.recipes.code.asserts_inside": {"compile", "exec", "importlib.import_module"},

@@ -105,9 +105,11 @@ def _load_main(main: tuple[str, str] | None) -> None:
                 f"it is defined in {path}, which would run as a whole when it is imported: put "
                 "what runs there under if __name__ == '__main__', or the function into a module"
             )
-    from multiprocessing.spawn import prepare
+    from multiprocessing import spawn
 
-    prepare({"init_main_from_name": module_name} if module_name else {"init_main_from_path": path})
+    spawn.prepare(
+        {"init_main_from_name": module_name} if module_name else {"init_main_from_path": path}
+    )
 
 
 if __name__ == "__main__":
