@@ -124,6 +124,10 @@ $(VENV)/.installed-gguf: $(VENV)/.installed
 	$(PIP_INSTALL) --editable ".[gguf]"
 	touch $@
 
+$(VENV)/.installed-llama-cpp: $(VENV)/.installed
+	$(PIP_INSTALL) --editable ".[llama_cpp]"
+	touch $@
+
 $(VENV)/.installed-docs: $(VENV)/.installed
 	$(PIP_INSTALL) --editable ".[docs]"
 	touch $@

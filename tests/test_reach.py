@@ -40,7 +40,7 @@ def test_the_lock_is_of_this_pyproject() -> None:
     required = locked("es-cookbook")["metadata"]["requires-dist"]
     groups = {"": PROJECT["dependencies"], **EXTRAS}
     written = {
-        (normal(parts[1]), parts[2], extra)
+        (normal(parts[1]), parts[2], normal(extra))
         for extra, requirements in groups.items()
         for each in requirements
         if (parts := re.match(r"([\w.-]+)(?:\[\w+\])?(>=[^;]+)", each))

@@ -11,7 +11,7 @@ here.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,6 +23,7 @@ from es_cookbook.checkpoints.model_files import model_directory, weight_paths
 from es_cookbook.checkpoints.models import load_tokenizer
 from es_cookbook.checkpoints.tensors import weight_files
 from es_cookbook.common.errors import ModelError
+from es_cookbook.evolution.spaces.factors import LoRA
 from es_cookbook.plugins.gguf.conversion import (
     ROPE_FACTORS,
     WHOLE_WORDS,
@@ -112,22 +113,53 @@ def write_gguf_adapter(directory: Path, file: Path, base: str) -> None:
     Raises:
         ModelError: As above.
     """
-    import_gguf()
     config = _config_of(model_directory(base))
     settings = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
-    rank, alpha = settings["r"], settings["lora_alpha"]
-    writer, rename = _writer(file, config, "adapter"), _rename(config)
+    lora = LoRA(settings["r"], settings["lora_alpha"], settings["use_rslora"])
+    stored = weight_files([directory / "adapter_model.safetensors"])
+    of_weight: dict[str, dict[str, str]] = {}
+    for name in stored:
+        module = name.removeprefix("base_model.model.").removesuffix(".weight")
+        module, _, part = module.rpartition(".")
+        of_weight.setdefault(f"{module}.weight", {})[part] = name
+    placed = llama_cpp_factors(config)
+    factors = (
+        factor
+        for weight, names in of_weight.items()
+        for factor in placed(weight, *(stored[names[part]] for part in ("lora_A", "lora_B")))
+    )
+    write_factors(file, config, lora, factors)
+
+
+def llama_cpp_factors(
+    config: PreTrainedConfig,
+) -> Callable[[str, torch.Tensor, torch.Tensor], Iterator[tuple[str, torch.Tensor]]]:
+    """Return a function from a weight's name, A and B to llama.cpp's names and values of both.
+
+    Raises:
+        ModelError: llama.cpp's names of this architecture are not known here.
+    """
+    _check_architecture(config)
+    rename = _rename(config)
+
+    def placed(weight: str, a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        yield f"{rename(weight)}.lora_a", a.float()
+        # The rows of B are the outputs.
+        yield f"{rename(weight)}.lora_b", _as_llama_cpp(weight, b.float(), config)
+
+    return placed
+
+
+def write_factors(
+    file: Path, config: PreTrainedConfig, lora: LoRA, factors: Iterable[tuple[str, torch.Tensor]]
+) -> None:
+    """Write a LoRA adapter, given its factors as `llama_cpp_factors` returns them."""
+    writer = _writer(file, config, "adapter")
     writer.add_string("adapter.type", "lora")
     # llama.cpp scales by alpha over the rank.
-    writer.add_float32("adapter.lora.alpha", alpha * (rank**0.5 if settings["use_rslora"] else 1))
-    for name, factor in weight_files([directory / "adapter_model.safetensors"]).items():
-        module, _, part = (
-            name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
-        )
-        weight, values = f"{module}.weight", factor.float()
-        if part == "lora_B":  # Its rows are the outputs.
-            values = _as_llama_cpp(weight, values, config)
-        writer.add_tensor(f"{rename(weight)}.{part.lower()}", values.numpy())
+    writer.add_float32("adapter.lora.alpha", lora.alpha * (lora.rank**0.5 if lora.rslora else 1))
+    for name, values in factors:
+        writer.add_tensor(name, values.numpy())
     _finish(writer)
 
 
@@ -147,12 +179,16 @@ def _finish(writer: "gguf.GGUFWriter") -> None:
 
 def _config_of(directory: Path) -> PreTrainedConfig:
     config = AutoConfig.from_pretrained(str(directory), trust_remote_code=False)
+    _check_architecture(config)
+    return config
+
+
+def _check_architecture(config: PreTrainedConfig) -> None:
     if config.model_type not in _ARCHITECTURES:
         raise ModelError(
-            f"a GGUF file of the architecture {config.model_type} cannot be written; accepted: "
+            f"llama.cpp's names for {config.model_type} are not known here; accepted: "
             f"{', '.join(_ARCHITECTURES)}"
         )
-    return config
 
 
 def _rename(config: PreTrainedConfig) -> Callable[[str], str]:

@@ -1,0 +1,1 @@
+"""The engine on llama.cpp: trains a GGUF file where it runs, in its own format."""
