@@ -44,7 +44,6 @@ from es_cookbook.plugins.gradients.checkpoints import (
 )
 from es_cookbook.plugins.gradients.gradient_config import MAY_DIFFER, GradientConfig
 from es_cookbook.plugins.gradients.learner import learn_tokens_alone
-from es_cookbook.plugins.gradients.scratch import scratch
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.rollouts import answer_lengths, env_metrics, mean_of, mean_rewards
 from es_cookbook.rl.types import (
@@ -56,6 +55,7 @@ from es_cookbook.rl.types import (
     TrajectoryGroup,
 )
 from es_cookbook.runs.directory.directory import (
+    CHECKPOINTS,
     CONFIG,
     GENERATION_KEYS,
     HISTORY,
@@ -131,7 +131,7 @@ class GradientRun(Generic[_Learner]):
         for weight in self.learner.weights.values():
             weight.grad = None  # The engine needs the memory.
         with self.recorder.timed(generation, "apply"):
-            await take_weights(self.engine, self.learner.weights)
+            await take_weights(self.engine, self.learner.weights, Path(self.config.log_path))
 
     async def record(
         self, generation: int, groups_P: Sequence[TrajectoryGroup], measured: Metrics
@@ -267,7 +267,7 @@ class Gradients(Mover[GradientRun[_Learner]], Generic[_Learner]):
                 for weight_name, weight in learner.weights.items():
                     weight.copy_(stored.get_parameter(weight_name))
             learner.load_moments(checkpoint.path)
-            await take_weights(engine, learner.weights)
+            await take_weights(engine, learner.weights, self.log_path)
         return learner
 
 
@@ -279,8 +279,10 @@ def _on_all_cores(learn: Callable[[_Learner], Metrics], learner: _Learner) -> Me
     return measured
 
 
-async def take_weights(engine: Engine, weights: Mapping[str, torch.Tensor]) -> None:
+async def take_weights(engine: Engine, weights: Mapping[str, torch.Tensor], log_path: Path) -> None:
     """Make weights, all of the engine's search space, its centre.
+
+    They pass through a file in the run directory, which engines on other machines may read.
 
     Raises:
         EngineError: The engine reports another fingerprint.
@@ -288,11 +290,14 @@ async def take_weights(engine: Engine, weights: Mapping[str, torch.Tensor]) -> N
     taken = {name: weight.detach().float().cpu().contiguous() for name, weight in weights.items()}
     spans = (fingerprint_of(name, weight) for name, weight in taken.items())
     fingerprint = sum(spans) % MODULUS
-    with scratch() as directory:
-        path = directory / "weights.safetensors"
+    path = log_path / CHECKPOINTS / "centre.safetensors"
+    path.parent.mkdir(exist_ok=True)
+    try:
         save_file(taken, path, metadata(0, fingerprint))
         if await engine.restore([], path) != fingerprint:
             raise EngineError(f"the engine could not take the new weights from {path}")
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _nats_per_token(groups_P: Sequence[TrajectoryGroup]) -> float:

@@ -365,7 +365,8 @@ async def _take_checkpoint(engine: Engine, log_path: Path) -> None:
     assert checkpoint is not None, "a complete run has one"
     model = load_causal_lm(str(checkpoint.model), "float32", torch.device("cpu"))
     parameters: Mapping[str, torch.Tensor] = dict(model.named_parameters())
-    await take_weights(engine, {name: parameters[name] for name in engine.space.shapes})
+    weights = {name: parameters[name] for name in engine.space.shapes}
+    await take_weights(engine, weights, log_path)
 
 
 def main(compare: CompareGradients, fields: Mapping[str, str]) -> None:
