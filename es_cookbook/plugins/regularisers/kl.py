@@ -9,7 +9,10 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.common.terminal import plural
+from es_cookbook.plugins.regularisers.rows import check_texts, dealt
+from es_cookbook.rl.data.sources import load_rows
+from es_cookbook.rl.problem_env import check_prompt
+from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.regularisers import AddedProblems, Regulariser
 from es_cookbook.rl.types import (
     SOURCE_DOC,
@@ -129,10 +132,6 @@ class KLToBase(Regulariser):
     @override
     def check(self) -> None:
         if self.source is not None:
-            from es_cookbook.plugins.regularisers.rows import (
-                check_texts,
-            )  # Only who has rows reads.
-
             check_texts(self.source, "kl.source", "prompt")
 
     def __call__(self, tokenizer: Tokenizer, context_length: int, run_seed: int) -> AddedProblems:
@@ -140,18 +139,10 @@ class KLToBase(Regulariser):
         if self.source is None:
             count = self.problems_per_generation
             return lambda _, batch_P: [KLProblem(p, self.max_tokens) for p in batch_P[:count]]
-        from es_cookbook.plugins.regularisers.rows import dealt
-        from es_cookbook.rl.data.sources import load_rows
-        from es_cookbook.rl.prompts import render_prompt
-
         problems: list[KLProblem] = []
         for row in load_rows(self.source, option="kl.source"):
             tokens_T = render_prompt(tokenizer, row.text("prompt"), chat=self.chat)
-            if len(tokens_T) >= context_length:
-                raise row.error(
-                    f"its prompt of {plural(len(tokens_T), 'token')} leaves no room in the "
-                    f"engine's context of {plural(context_length, 'token')}"
-                )
+            check_prompt(row.where, len(tokens_T), context_length)
             problems.append(KLProblem(Observation(tokens_T), self.max_tokens))
         return dealt(problems, self.problems_per_generation, derive_seed(run_seed, "kl"))
 

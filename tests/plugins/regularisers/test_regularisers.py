@@ -13,8 +13,7 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.regularisers.kl import KLProblem, KLToBase
-from es_cookbook.plugins.regularisers.pairs import PairProblem
-from es_cookbook.plugins.regularisers.preference import PreferencePairs
+from es_cookbook.plugins.regularisers.preference import PairProblem, PreferencePairs
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.rollouts import env_metrics, lost_rollouts
 from es_cookbook.rl.types import EnvGroupBuilder, Observation, SamplingParams, TrajectoryGroup
