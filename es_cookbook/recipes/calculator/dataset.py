@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import random
 import re
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Literal, TypeAlias
 
@@ -19,7 +20,7 @@ from es_cookbook.rl.data.generated import Fold, GeneratedDatasetBuilder, fold_of
 from es_cookbook.rl.messages.chat import Chat, ChatOptions, Limit
 from es_cookbook.rl.messages.message import Form, Message, ToolCall, call_text
 from es_cookbook.rl.messages.message_env import Reply, ToolEnv
-from es_cookbook.rl.messages.tools import tool
+from es_cookbook.rl.messages.tools import Tool, tool
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rewards.answers import last_number
 from es_cookbook.rl.types import Tokenizer
@@ -96,36 +97,49 @@ def chat_of(problem: Problem, order: Order, form: Form) -> tuple[str, ...]:
     return (*(call_text(call, form) for call in calls), answer)
 
 
-class CalculatorEnv(ToolEnv):
-    """One attempt at one expression."""
+class QuestionEnv(ToolEnv):
+    """One attempt at a question, with tools; a rollout that reaches a limit answers nothing."""
 
-    def __init__(self, chat: Chat, problem: Problem, style: PromptStyle) -> None:
+    def __init__(self, chat: Chat, question: str) -> None:
         super().__init__(chat)
-        self.problem = problem
-        self.style: PromptStyle = style
+        self._question = question
 
     @override
     async def initial_messages(self) -> Sequence[Message]:
-        return [Message("user", question(self.problem, self.style))]
+        return [Message("user", self._question)]
 
     @override
     async def answer(self, text: str) -> Reply:
-        return self._end(last_number(text), is_number=re.fullmatch(r"-?\d+", text) is not None)
+        return self.graded(text)
 
     @override
     def out_of_room(self, limit: Limit) -> Reply:
-        return self._end(None, is_number=False)
+        return self.graded("")
 
-    def _end(self, value: object, *, is_number: bool) -> Reply:
-        correct = float(value == int(self.problem.answer))
-        other = self.problem.steps("left")[-1]
+    @abstractmethod
+    def graded(self, text: str) -> Reply:
+        """Grade the answer, which ends the rollout."""
+
+    def scored(self, *, correct: bool, well_formed: bool, **metrics: float) -> Reply:
+        """Return the end of a rollout, whose calls count towards being well-formed."""
         failed = self.counts["malformed_calls"] + self.counts["tool_errors"]
-        metrics = {
-            "correct": correct,
-            "well_formed": float(is_number and not failed),
-            "left_to_right": float(not correct and value == int(other)),
-        }
-        return Reply(correct, done=True, metrics=metrics)
+        metrics |= {"correct": float(correct), "well_formed": float(well_formed and not failed)}
+        return Reply(float(correct), done=True, metrics=metrics)
+
+
+class CalculatorEnv(QuestionEnv):
+    """One attempt at one expression."""
+
+    def __init__(self, chat: Chat, problem: Problem, style: PromptStyle) -> None:
+        super().__init__(chat, question(problem, style))
+        self._problem = problem
+
+    @override
+    def graded(self, text: str) -> Reply:
+        value, is_number = last_number(text), re.fullmatch(r"-?\d+", text) is not None
+        correct, other = value == int(self._problem.answer), self._problem.steps("left")[-1]
+        left_to_right = float(not correct and value == int(other))
+        return self.scored(correct=correct, well_formed=is_number, left_to_right=left_to_right)
 
 
 def question(problem: Problem, style: PromptStyle) -> str:
@@ -143,10 +157,9 @@ def question(problem: Problem, style: PromptStyle) -> str:
 
 
 @chz.chz
-class CalculatorDatasetBuilder(GeneratedDatasetBuilder):
-    """Expressions for training and, disjoint from them, for the held-out test."""
+class ToolDatasetBuilder(GeneratedDatasetBuilder):
+    """Generated questions that need a tool."""
 
-    num_test: int = chz.field(default=400, doc="most held-out problems used; 0 for none")
     prompt: PromptStyle = chz.field(
         default="compact",
         doc="compact: for the bundled model, which knows the tool without a description; words: "
@@ -156,12 +169,23 @@ class CalculatorDatasetBuilder(GeneratedDatasetBuilder):
         ChatOptions, "turns and lengths of chats, and where the tool is described", max_turns=4
     )
 
+    def chat_with(self, used: Tool, tokenizer: Tokenizer) -> Chat:
+        """Return the chat in which a tool can be called."""
+        tools = {"tools_in": "nowhere"} if self.prompt == "compact" else {}
+        return Chat(tokenizer, chz.replace(self.chat, **tools), [used])
+
+
+@chz.chz
+class CalculatorDatasetBuilder(ToolDatasetBuilder):
+    """Expressions for training and, disjoint from them, for the held-out test."""
+
+    num_test: int = chz.field(default=400, doc="most held-out problems used; 0 for none")
+
     @override
     def generated(
         self, seed: int, fold: Fold, tokenizer: Tokenizer
     ) -> Iterator[ProblemGroupBuilder]:
-        tools = {"tools_in": "nowhere"} if self.prompt == "compact" else {}
-        chat = Chat(tokenizer, chz.replace(self.chat, **tools), [calculate])
+        chat = self.chat_with(calculate, tokenizer)
         for problem in generate_problems(seed, fold):
             yield ProblemGroupBuilder(
                 functools.partial(CalculatorEnv, chat, problem, self.prompt),

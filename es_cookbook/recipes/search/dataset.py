@@ -16,17 +16,16 @@ import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Literal, TypeAlias
 
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.names import built_field
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.rl.data.generated import Fold, GeneratedDatasetBuilder, fold_of
-from es_cookbook.rl.messages.chat import Chat, ChatOptions, Limit
-from es_cookbook.rl.messages.message import Form, Message, ToolCall, call_text
-from es_cookbook.rl.messages.message_env import Reply, ToolEnv
+from es_cookbook.recipes.calculator.dataset import PromptStyle, QuestionEnv, ToolDatasetBuilder
+from es_cookbook.rl.data.generated import Fold, fold_of
+from es_cookbook.rl.messages.chat import Chat
+from es_cookbook.rl.messages.message import Form, ToolCall, call_text
+from es_cookbook.rl.messages.message_env import Reply
 from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.messages.tools import tool
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
@@ -112,9 +111,6 @@ def index() -> BM25:
     return BM25([*(person.sentence for person in people()), *rivers])
 
 
-PromptStyle: TypeAlias = Literal["compact", "words"]
-
-
 @tool(quick=True)
 def search(query: str) -> str:
     """Search an archive of sentences about people, towns and rivers.
@@ -145,32 +141,18 @@ def chat_of(person: Person, form: Form, *, asks_for_river: bool = True) -> tuple
     return (*calls, terms(index().search(queries[-1], 1)[0])[-1])
 
 
-class SearchEnv(ToolEnv):
+class SearchEnv(QuestionEnv):
     """One attempt at one question."""
 
     def __init__(self, chat: Chat, person: Person, style: PromptStyle) -> None:
-        super().__init__(chat)
-        self.person = person
-        self.style: PromptStyle = style
+        super().__init__(chat, question(person, style))
+        self._river = person.river
 
     @override
-    async def initial_messages(self) -> Sequence[Message]:
-        return [Message("user", question(self.person, self.style))]
-
-    @override
-    async def answer(self, text: str) -> Reply:
+    def graded(self, text: str) -> Reply:
         words = terms(spoken(text))
-        is_right = words[-1:] == [self.person.river]
-        return self._end(is_right=is_right, is_word=len(words) == 1)
-
-    @override
-    def out_of_room(self, limit: Limit) -> Reply:
-        return self._end(is_right=False, is_word=False)
-
-    def _end(self, *, is_right: bool, is_word: bool) -> Reply:
-        failed = self.counts["malformed_calls"] + self.counts["tool_errors"]
-        metrics = {"correct": float(is_right), "well_formed": float(is_word and not failed)}
-        return Reply(float(is_right), done=True, metrics=metrics)
+        is_right = words[-1:] == [self._river]
+        return self.scored(correct=is_right, well_formed=len(words) == 1)
 
 
 def question(person: Person, style: PromptStyle) -> str:
@@ -188,25 +170,16 @@ def question(person: Person, style: PromptStyle) -> str:
 
 
 @chz.chz
-class SearchDatasetBuilder(GeneratedDatasetBuilder):
+class SearchDatasetBuilder(ToolDatasetBuilder):
     """Questions for training and, disjoint from them, for the held-out test."""
 
     num_test: int = chz.field(default=1000, doc="most held-out problems used; 0 for none")
-    prompt: PromptStyle = chz.field(
-        default="compact",
-        doc="compact: for the bundled model, which knows the tool without a description; words: "
-        "for a model that reads",
-    )
-    chat: ChatOptions = built_field(
-        ChatOptions, "turns and lengths of chats, and where the tool is described", max_turns=4
-    )
 
     @override
     def generated(
         self, seed: int, fold: Fold, tokenizer: Tokenizer
     ) -> Iterator[ProblemGroupBuilder]:
-        tools = {"tools_in": "nowhere"} if self.prompt == "compact" else {}
-        chat = Chat(tokenizer, chz.replace(self.chat, **tools), [search])
+        chat = self.chat_with(search, tokenizer)
         for person in generate_problems(seed, fold):
             yield ProblemGroupBuilder(
                 functools.partial(SearchEnv, chat, person, self.prompt),
