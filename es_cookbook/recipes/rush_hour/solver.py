@@ -7,7 +7,6 @@ cells of each piece at each place are a bit mask, so a slide costs one test of a
 Every move can be taken back, so that gives the optimal length of every position.
 """
 
-import itertools
 from collections.abc import Iterator
 from typing import TypeAlias
 
@@ -23,59 +22,8 @@ class TooManyPositionsError(Exception):
     """More positions can be reached than a search may look at."""
 
 
-class _Positions:
-    """Positions of one board's pieces."""
-
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self._pieces = sorted(board.pieces, key=lambda piece: piece != board.target)
-        self.start: Position = tuple(map(self._place, self._pieces))
-        self.exit = board.size - board.target.length
-        self._walls = sum(1 << cell for cell in board.walls)
-        self._masks = [
-            [
-                sum(1 << cell for cell in board.cells(self._moved(piece, place)))
-                for place in range(board.size - piece.length + 1)
-            ]
-            for piece in self._pieces
-        ]
-
-    def neighbours(self, position: Position) -> Iterator[Position]:
-        """Positions one move away."""
-        occupied = self._walls
-        for masks, place in zip(self._masks, position, strict=True):
-            occupied |= masks[place]
-        for i, (masks, place) in enumerate(zip(self._masks, position, strict=True)):
-            others = occupied ^ masks[place]
-            for places in (range(place + 1, len(masks)), range(place - 1, -1, -1)):
-                for new in places:
-                    if others & masks[new]:
-                        break
-                    yield (*position[:i], new, *position[i + 1 :])
-
-    def move(self, before: Position, after: Position) -> Move:
-        for piece, old, new in zip(self._pieces, before, after, strict=True):
-            if old != new:
-                back, forward = "<>" if piece.is_horizontal else "^v"
-                return Move(piece.name, forward if new > old else back, abs(new - old))
-        raise ValueError("both positions are the same")
-
-    def to_board(self, position: Position) -> Board:
-        pieces = itertools.starmap(self._moved, zip(self._pieces, position, strict=True))
-        ordered = tuple(sorted(pieces, key=lambda piece: piece.start))
-        return Board(self._board.size, self._board.walls, ordered)
-
-    def _place(self, piece: Piece) -> int:
-        column, row = piece.start % self._board.size, piece.start // self._board.size
-        return column if piece.is_horizontal else row
-
-    def _moved(self, piece: Piece, place: int) -> Piece:
-        stride = 1 if piece.is_horizontal else self._board.size
-        return piece._replace(start=piece.start + (place - self._place(piece)) * stride)
-
-
 def solve(board: Board, max_positions: int = MAX_POSITIONS) -> tuple[Move, ...] | None:
-    """The fewest moves that solve a board; None if nothing does; no moves if it is solved.
+    """Return the fewest moves that solve a board; None if nothing does; () if it is solved.
 
     >>> from es_cookbook.recipes.rush_hour.boards import format_moves, parse_board
     >>> format_moves(solve(parse_board("ooBo AABo oooo oooo")) or ())
@@ -101,19 +49,29 @@ class Distances:
     """
 
     def __init__(self, board: Board, max_positions: int = MAX_POSITIONS) -> None:
-        self._positions = positions = _Positions(board)
-        self.start = positions.start
+        self._board = board
+        self._pieces = sorted(board.pieces, key=lambda piece: piece != board.target)
+        self._walls = sum(1 << cell for cell in board.walls)
+        self._masks = [
+            [
+                sum(1 << cell for cell in board.cells(self._moved(piece, place)))
+                for place in range(board.size - piece.length + 1)
+            ]
+            for piece in self._pieces
+        ]
+        self.start: Position = tuple(map(self._place, self._pieces))
         neighbours: dict[Position, list[Position]] = {}
-        frontier, seen = [positions.start], {positions.start}
+        frontier, seen = [self.start], {self.start}
         for position in frontier:  # It grows.
-            neighbours[position] = list(positions.neighbours(position))
+            neighbours[position] = list(self._neighbours(position))
             for new in neighbours[position]:
                 if new not in seen:
                     seen.add(new)
                     frontier.append(new)
             if len(frontier) > max_positions:
                 raise TooManyPositionsError
-        layer = [position for position in frontier if position[0] == positions.exit]
+        solved = board.size - board.target.length
+        layer = [position for position in frontier if position[0] == solved]
         self._towards = {position: position for position in layer}
         self.layers: list[list[Position]] = []
         while layer:
@@ -126,12 +84,38 @@ class Distances:
                         layer.append(new)
 
     def board_at(self, position: Position) -> Board:
-        return self._positions.to_board(position)
+        pieces = map(self._moved, self._pieces, position)
+        ordered = tuple(sorted(pieces, key=lambda piece: piece.start))
+        return Board(self._board.size, self._board.walls, ordered)
 
     def moves_from(self, position: Position) -> tuple[Move, ...]:
-        """The fewest moves that solve the board from one of the positions."""
+        """Return the fewest moves that solve the board from one of the positions."""
         moves: list[Move] = []
         while (nearer := self._towards[position]) != position:
-            moves.append(self._positions.move(position, nearer))
+            (i,) = (i for i, old in enumerate(position) if old != nearer[i])
+            piece, steps = self._pieces[i], nearer[i] - position[i]
+            back, forward = "<>" if piece.is_horizontal else "^v"
+            moves.append(Move(piece.name, forward if steps > 0 else back, abs(steps)))
             position = nearer
         return tuple(moves)
+
+    def _neighbours(self, position: Position) -> Iterator[Position]:
+        """Yield the positions one move away."""
+        occupied = self._walls
+        for masks, place in zip(self._masks, position, strict=True):
+            occupied |= masks[place]
+        for i, (masks, place) in enumerate(zip(self._masks, position, strict=True)):
+            others = occupied ^ masks[place]
+            for places in (range(place + 1, len(masks)), range(place - 1, -1, -1)):
+                for new in places:
+                    if others & masks[new]:
+                        break
+                    yield (*position[:i], new, *position[i + 1 :])
+
+    def _place(self, piece: Piece) -> int:
+        row, column = divmod(piece.start, self._board.size)
+        return column if piece.is_horizontal else row
+
+    def _moved(self, piece: Piece, place: int) -> Piece:
+        stride = 1 if piece.is_horizontal else self._board.size
+        return piece._replace(start=piece.start + (place - self._place(piece)) * stride)
