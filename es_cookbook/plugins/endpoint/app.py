@@ -158,17 +158,12 @@ async def _read(request: Request, read: Callable[[Json], RequestT]) -> tuple[Req
 
 async def _body(request: Request) -> bytes:
     """Read the body. Raises RefusedRequest as soon as it is too large or too slow."""
-    body = bytearray()
+    body, end = bytearray(), anyio.current_time() + _BODY_SECONDS
     try:
-        with anyio.fail_after(_BODY_SECONDS):
-            more = True
-            while more:
-                with anyio.fail_after(_PART_SECONDS):
-                    message = await request.receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientDisconnect
-                body += message.get("body", b"")
-                more = message.get("more_body", False)
+        with anyio.fail_after(_PART_SECONDS) as scope:
+            async for part in request.stream():
+                body += part
+                scope.deadline = min(end, anyio.current_time() + _PART_SECONDS)
                 if len(body) > MOST_BYTES:
                     raise RefusedRequest(
                         f"the body of the request is larger than {MOST_BYTES >> 20} MiB", status=413
@@ -213,12 +208,11 @@ class _Stream(Response, Generic[RequestT]):
     ) -> None:
         super().__init__()
         self._work, self._events, self._admitted = work, events, admitted
-        self._refused: RefusedRequest | None = None
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Without a limit, because the client may read slowly.
-        told, pieces = anyio.create_memory_object_stream[Piece](math.inf)
+        told, pieces = anyio.create_memory_object_stream[Piece | RefusedRequest](math.inf)
         response = StreamingResponse(
             self._body_of(pieces),
             media_type="text/event-stream",
@@ -231,20 +225,22 @@ class _Stream(Response, Generic[RequestT]):
                     await response(scope, receive, send)
                 tasks.cancel_scope.cancel()
 
-    async def _run(self, told: MemoryObjectSendStream[Piece]) -> None:
+    async def _run(self, told: MemoryObjectSendStream[Piece | RefusedRequest]) -> None:
         with told:
             try:
                 await self._work.run(told.send_nowait)
             except Exception as error:
-                self._refused = _refusal(error)
+                told.send_nowait(_refusal(error))
 
-    async def _body_of(self, pieces: MemoryObjectReceiveStream[Piece]) -> AsyncIterator[bytes]:
+    async def _body_of(
+        self, pieces: MemoryObjectReceiveStream[Piece | RefusedRequest]
+    ) -> AsyncIterator[bytes]:
         async def until_refused() -> AsyncIterator[Piece]:
             with pieces:
                 async for piece in pieces:
+                    if isinstance(piece, RefusedRequest):
+                        raise piece
                     yield piece
-            if self._refused is not None:
-                raise self._refused
 
         try:
             async for each in self._events(self._work.reply, self._work.request, until_refused()):

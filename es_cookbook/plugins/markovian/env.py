@@ -71,17 +71,11 @@ def given_answer(text: str, gold: str, extraction: Extraction = "auto") -> str |
     ('7', None)
     """
     text = text[:LONGEST]
-    if extraction == "tag":
-        return extract_answer(text)
-    if extraction == "anchor":
-        return _anchored(text)
-    if extraction == "integer":
-        found = _INTEGER.search(text)
-        return found[0].replace(",", "") if found else None
-    kinds: tuple[Extraction, ...] = ("tag", "anchor", "integer")
-    given = (given_answer(text, gold, kind) for kind in kinds[: 3 if _value(gold) else 2])
-    found = next((each for each in given if each is not None), None)
-    return _first_line(text) if found is None else found
+    readers = {"tag": extract_answer, "anchor": _anchored, "integer": _integer}
+    if extraction != "auto":
+        return readers[extraction](text)
+    given = (read(text) for kind, read in readers.items() if kind != "integer" or _value(gold))
+    return next((each for each in given if each is not None), _first_line(text))
 
 
 def is_right(given: str | None, gold: str) -> bool:
@@ -120,6 +114,11 @@ def _anchored(text: str) -> str | None:
         if place >= 0:
             return _first_line(text[place + len(anchor) :])
     return None
+
+
+def _integer(text: str) -> str | None:
+    found = _INTEGER.search(text)
+    return found[0].replace(",", "") if found else None
 
 
 def _first_line(text: str) -> str:

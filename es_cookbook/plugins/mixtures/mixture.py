@@ -25,7 +25,8 @@ import hashlib
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Literal, TypeAlias
 
 import chz
@@ -147,7 +148,8 @@ class Mixture(RLDatasetBuilder):
         if not self.members:
             raise ConfigError("parts must be one or more data sets, found none")
         if self.order != "weighted" and (
-            self.curriculum is not None or any(_is_weighted(part) for part in self.members)
+            self.curriculum is not None
+            or any(part.weight is not None or part.schedule != Table() for part in self.members)
         ):
             raise ConfigError(
                 f"order={self.order} takes every problem once per epoch: weights, schedules and a "
@@ -180,10 +182,6 @@ class Mixture(RLDatasetBuilder):
             held_out += [_Problem(b, p, part.tag, part.max_tokens) for b in built.test_P]
         _refuse_shared(problems, held_out)
         return Datasets(_MixtureDataset(problems, datasets, self), held_out)
-
-
-def _is_weighted(part: Part) -> bool:
-    return part.weight is not None or part.schedule != Table()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -391,22 +389,19 @@ class _MixtureDataset(RLDataset):
 
     def _make_streams(self) -> Mapping[_Kind | None, Stream]:
         """A stream for each kind, or one for all where there are no shares."""
-        order, seed, parts = self._config.order, self._config.seed, self._kinds
+        order, seed = self._config.order, self._config.seed
 
-        def shuffled(kind: _Kind | None, problems: Sequence[int]) -> Callable[[int], list[int]]:
-            def epoch(number: int) -> list[int]:
-                rng = random.Random(derive_seed(seed, f"mixture/{_name(kind)}", number))
-                return rng.sample(problems, len(problems))
+        def epoch(kind: _Kind | None, number: int) -> list[int]:
+            rng = random.Random(derive_seed(seed, f"mixture/{_name(kind)}", number))
+            problems = range(len(self)) if kind is None else self._kinds[kind]
+            return rng.sample(problems, len(problems))
 
-            return epoch
-
-        epochs = {kind: shuffled(kind, problems) for kind, problems in parts.items()}
         if order == "weighted":
-            return {kind: Stream(epochs[kind], len(problems)) for kind, problems in parts.items()}
+            kinds = self._kinds.items()
+            return {kind: Stream(partial(epoch, kind), len(problems)) for kind, problems in kinds}
         if order == "concatenate":
-            return {None: Stream(shuffled(None, range(len(self))), len(self))}
-        epoch_of = epochs.values()
-        return {None: Stream(lambda n: interleaved([epoch(n) for epoch in epoch_of]), len(self))}
+            return {None: Stream(partial(epoch, None), len(self))}
+        return {None: Stream(lambda n: interleaved([epoch(k, n) for k in self._kinds]), len(self))}
 
     def _weights(self, generation: int) -> Mapping[_Kind | None, float]:
         """Each stream's share of a batch; they sum to 1."""

@@ -93,17 +93,9 @@ def penalised(
 
 
 @chz.chz
-class Length(Reward):
-    """Another reward, adjusted by the number of words (`dynamic_fractions`, `penalised`).
+class _Penalty:
+    """The options of both."""
 
-    The other reward is reported as a metric by its own name.
-
-    >>> Length(limit=4)("one two <answer>3</answer>", {"answer": "3"})
-    (0.775, {'exact': 1.0})
-    """
-
-    of: Reward = Names(REWARD_NAMES, default="exact").field("reward that is adjusted")
-    limit: int = chz.field(default=200, doc="words at which an answer is fully long")
     strength: float = chz.field(default=STRENGTH, doc="share of the reward that length can change")
     right_above: float = chz.field(
         default=0.9, doc="answers are right, and should be short, if their reward is above this"
@@ -114,6 +106,20 @@ class Length(Reward):
         check_range(self, "limit", at_least=1)
         check_range(self, "strength", at_least=0, at_most=1)
         check_range(self, "right_above")
+
+
+@chz.chz
+class Length(_Penalty, Reward):
+    """Another reward, adjusted by the number of words (`dynamic_fractions`, `penalised`).
+
+    The other reward is reported as a metric by its own name.
+
+    >>> Length(limit=4)("one two <answer>3</answer>", {"answer": "3"})
+    (0.775, {'exact': 1.0})
+    """
+
+    of: Reward = Names(REWARD_NAMES, default="exact").field("reward that is adjusted")
+    limit: int = chz.field(default=200, doc="words at which an answer is fully long")
 
     def __call__(self, text: str, row: Fields) -> Score:
         """The adjusted reward, and the other one with its metrics."""
@@ -145,7 +151,7 @@ class Length(Reward):
 
 
 @chz.chz
-class LengthPenalty(Objective):
+class LengthPenalty(_Penalty, Objective):
     """Another objective over rewards adjusted by length.
 
     Length is in sampled tokens. Without a limit an answer is long or short among all attempts of
@@ -156,17 +162,10 @@ class LengthPenalty(Objective):
         default=None,
         doc="tokens at which an answer is fully long; None: relative to the problem's answers",
     )
-    strength: float = chz.field(default=STRENGTH, doc="share of the reward that length can change")
-    right_above: float = chz.field(
-        default=0.9, doc="answers are right, and should be short, if their reward is above this"
-    )
     inner: Objective = Names(OBJECTIVE_NAMES, default="mean").field("objective over them")
 
     @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "limit", at_least=1)
-        check_range(self, "strength", at_least=0, at_most=1)
-        check_range(self, "right_above")
+    def _inner(self) -> None:
         if counted := self.inner.counted:
             raise ConfigError(
                 f"inner counts the metric {', '.join(map(repr, counted))}, on which a length "

@@ -90,9 +90,9 @@ def problem_text(played: Played, decode: Decode, which: Mapping[str, object]) ->
     else:
         for turn, (kind, new_T) in zip(rollout.transitions, rollout.seen, strict=True):
             cut = ", cut" if turn.action.stop_reason == "length" else ""
-            lines += [f"{kind}:", _indented(decode(new_T))]
-            lines += [f"answer ({plural(len(turn.action.tokens_T), 'token')}{cut}):"]
-            lines += [_indented(turn.action.text)]
+            answer = f"answer ({plural(len(turn.action.tokens_T), 'token')}{cut}):"
+            for title, text in ((f"{kind}:", decode(new_T)), (answer, turn.action.text)):
+                lines += [title, *(f"  {line}" for line in text.removesuffix("\n").split("\n"))]
             lines += [f"{name}: {text}" for name, text in turn.logs.items()]
             metrics = {"reward": turn.reward, **turn.metrics}
             lines.append("  ".join(f"{name} {value:g}" for name, value in metrics.items()))
@@ -101,10 +101,6 @@ def problem_text(played: Played, decode: Decode, which: Mapping[str, object]) ->
     if played.without_group_reward:
         lines.append("without the reward that compares genomes: no other genome attempted it")
     return printable("\n".join(lines))
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.removesuffix("\n").split("\n"))
 
 
 class _Session:

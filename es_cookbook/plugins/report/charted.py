@@ -105,16 +105,13 @@ def _gain(runs: Sequence[RunFiles]) -> str:
         ends = [found for run in runs if (found := _ends(run.metrics, key))]
         if not ends:
             continue
-        lasts = [last for _, last in ends]
-        before, after = fmean(first for first, _ in ends), fmean(lasts)
-        if key == CORRECT and all(0 <= value <= 1 for end in ends for value in end):
-            gain = f"{100 * (after - before):+.1f} points"
-            told = f"{what}: {100 * before:.1f} % → {100 * after:.1f} % ({gain}"
-            low, high = f"{100 * min(lasts):.1f}", f"{100 * max(lasts):.1f}"
-        else:
-            told = f"{what}: {before:.3f} → {after:.3f} ({after - before:+.3f}"
-            low, high = f"{min(lasts):.3f}", f"{max(lasts):.3f}"
-        return f"{told}; {low} to {high} over runs)." if len(ends) > 1 else f"{told})."
+        is_share = key == CORRECT and all(0 <= value <= 1 for end in ends for value in end)
+        scale, digits, unit, points = (100, 1, " %", " points") if is_share else (1, 3, "", "")
+        first, last = (fmean(values) * scale for values in zip(*ends, strict=True))
+        lasts = [scale * value for _, value in ends]
+        told = f"{what}: {first:.{digits}f}{unit} → {last:.{digits}f}{unit}"
+        over = f"; {min(lasts):.{digits}f} to {max(lasts):.{digits}f} over runs"
+        return f"{told} ({last - first:+.{digits}f}{points}{over if len(ends) > 1 else ''})."
     return ""
 
 

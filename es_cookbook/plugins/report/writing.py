@@ -171,7 +171,7 @@ class _ReportWriter(Tracker):
 
 def page(data: Mapping[str, bytes], follow: str = "") -> Iterator[bytes]:
     """The page in parts; with `follow`, the data's version, it asks its server for later ones."""
-    script, style = _script(), _style()
+    script, style = _script(), "\n".join(map(_asset, _STYLES))
     policy = "; ".join(
         (
             "default-src 'none'",
@@ -210,11 +210,6 @@ def _script() -> str:
     """The library and one function with our scripts, which share a scope."""
     library, *own = map(_asset, _SCRIPTS)
     return "\n".join([library, '(() => {\n"use strict";', *own, "})();"])
-
-
-@cache
-def _style() -> str:
-    return "\n".join(map(_asset, _STYLES))
 
 
 def _digest(text: str) -> str:

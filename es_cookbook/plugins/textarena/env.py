@@ -312,23 +312,17 @@ class TextArenaDatasetBuilder(RLDatasetBuilder):
         """Choose seeds, and whose turn is the policy's."""
         num_players = self._num_players()
 
-        def games(purpose: str, seed: int, count: int) -> list[ProblemGroupBuilder]:
-            builders: list[ProblemGroupBuilder] = []
-            for i in range(count):
-                player = i % num_players
-                # TextArena's games take seeds of 32 bits.
-                own = derive_seed(seed, f"textarena/{purpose}", i) % 2**32
-                given = self.game, num_players, player, self.opponent, self.max_turns
-                builders.append(
-                    _Game(
-                        functools.partial(_TextArenaEnv, *given, own, tokenizer),
-                        f"textarena's {self.game} with seed {own}",
-                        problem_tags=(f"player_{player}",) if num_players > 1 else (),
-                    )
-                )
-            return builders
+        def game(purpose: str, seed: int, i: int) -> ProblemGroupBuilder:
+            own = derive_seed(seed, f"textarena/{purpose}", i) % 2**32  # TextArena's have 32 bits.
+            player = i % num_players
+            given = self.game, num_players, player, self.opponent, self.max_turns
+            return _Game(
+                functools.partial(_TextArenaEnv, *given, own, tokenizer),
+                f"textarena's {self.game} with seed {own}",
+                problem_tags=(f"player_{player}",) if num_players > 1 else (),
+            )
 
-        train = games("train", self.seed, self.num_train)
+        train = [game("train", self.seed, i) for i in range(self.num_train)]
         # The same for every seed: runs compare.
-        test_P = games("test", 0, self.num_test)
+        test_P = [game("test", 0, i) for i in range(self.num_test)]
         return Datasets(ProblemDataset(train, self.problems_per_generation, self.seed), test_P)

@@ -110,10 +110,6 @@ def _require(name: str, extra: str) -> None:
         raise not_installed(f"trackers.{name}", name, extra)
 
 
-def _wandb(tracker: "WandbTrackerBuilder") -> str | None:
-    return None if tracker.wandb_project is None else f"wandb:{tracker.wandb_project}"
-
-
 @chz.chz
 class WandbTrackerBuilder(TrackerBuilder):
     """Builds the tracker that logs to Weights & Biases.
@@ -127,7 +123,10 @@ class WandbTrackerBuilder(TrackerBuilder):
     wandb_project: str | None = chz.field(
         default=None,
         doc="W&B project; without one, or when not logged in, W&B stays offline",
-        metadata=needs_trust(_wandb, "is a project that the run would be logged to, as you"),
+        metadata=needs_trust(
+            lambda it: None if it.wandb_project is None else f"wandb:{it.wandb_project}",
+            "is a project that the run would be logged to, as you",
+        ),
     )
     wandb_name: str | None = chz.field(
         default=None, doc="name of the run in W&B; the run directory's name if not given"
@@ -312,10 +311,6 @@ def _open_tensorboard(run: RunInfo) -> _Opened:
     return log, writer.close
 
 
-def _trackio_project(tracker: "TrackioTrackerBuilder") -> str:
-    return f"trackio:{tracker.project}"
-
-
 @chz.chz
 class TrackioTrackerBuilder(TrackerBuilder):
     """Builds the tracker that logs to Trackio.
@@ -328,7 +323,10 @@ class TrackioTrackerBuilder(TrackerBuilder):
 
     project: str = chz.field(
         doc="project in Trackio",
-        metadata=needs_trust(_trackio_project, "is a project that the run would be logged to"),
+        metadata=needs_trust(
+            lambda tracker: f"trackio:{tracker.project}",
+            "is a project that the run would be logged to",
+        ),
     )
     name: str | None = chz.field(
         default=None, doc="name of the run there; the run directory's name if not given"

@@ -185,19 +185,15 @@ def _needs(task: Task) -> Iterator[str]:
         if getattr(type(task), name) is not getattr(vf.Task, name):
             hooks[f"method {name!r}"] = getattr(task, name)
     for what, hook in hooks.items():
-        if _wants_runtime(hook):
+        wanted = inspect.signature(hook).parameters.get("runtime")
+        # As in the library, not if it has a default.
+        if wanted is not None and wanted.default is inspect.Parameter.empty:
             yield f"its {what} takes a runtime"
     for toolset in cast("Sequence[Toolset]", type(task).toolsets(task.config)):
         runtime = getattr(toolset.config, "runtime", None)
         is_here = isinstance(runtime, SubprocessConfig | None)
         if getattr(toolset.config, "url", None) or not is_here:
             yield f"its tools {type(toolset).__name__} are on a server or in a container"
-
-
-def _wants_runtime(hook: Callable[..., object]) -> bool:
-    """Whether a hook needs a runtime: as in the library, not if its parameter has a default."""
-    parameter = inspect.signature(hook).parameters.get("runtime")
-    return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
 def _name(hook: Callable[..., object]) -> str:

@@ -198,13 +198,11 @@ class ArithmeticDatasetBuilder(GeneratedDatasetBuilder):
     ) -> Iterator[ProblemGroupBuilder]:
         shape = {"num_terms": self.num_terms, "num_digits": self.num_digits}
         for problem in generate_problems(seed, fold, **shape):
-            yield self._group_builder(tokenizer, problem)
-
-    def _group_builder(self, tokenizer: Tokenizer, problem: Problem) -> ProblemGroupBuilder:
-        text = question(problem.terms, self.prompt)
-        name = f"generated problem {question(problem.terms, 'compact')}"
-        observation = render_observation(tokenizer, text, chat=self.prompt == "words")
-        if not observation.tokens_T:
-            raise DataError(f"{name}: the model's tokenizer makes no tokens of it")
-        env = functools.partial(ArithmeticEnv, observation, problem.terms, self.prompt)
-        return ProblemGroupBuilder(env, name, gold_answer(problem.terms, self.prompt))
+            terms = problem.terms
+            name = f"generated problem {question(terms, 'compact')}"
+            text = question(terms, self.prompt)
+            observation = render_observation(tokenizer, text, chat=self.prompt == "words")
+            if not observation.tokens_T:
+                raise DataError(f"{name}: the model's tokenizer makes no tokens of it")
+            env = functools.partial(ArithmeticEnv, observation, terms, self.prompt)
+            yield ProblemGroupBuilder(env, name, gold_answer(terms, self.prompt))

@@ -132,12 +132,11 @@ def _cases(row: Row) -> tuple[tuple[str, str], ...]:
 
 
 def _first_solution(row: Row) -> str | None:
-    if not row.optional_text("solutions"):
-        return None
-    found = _json(row, "solutions")
-    if found and not _texts(found):
+    found = _json(row, "solutions") if row.optional_text("solutions") else None
+    programs = _texts(found)
+    if found and not programs:
         raise row.error("field 'solutions' must be a JSON list of programs")
-    return next(iter(_texts(found)), None)
+    return programs[0] if programs else None
 
 
 def _json(row: Row, name: str) -> object:
@@ -219,12 +218,8 @@ def extract_code(text: str) -> str | None:
         return answer
     block = parts[(len(parts) - 3) // 2 * 2 + 1]
     language, line_end, code = block.partition("\n")
-    return code if line_end and _is_language(language) else block
-
-
-def _is_language(line: str) -> bool:
-    """Whether the line at a fence names the block's language, or nothing."""
-    return not line.strip() or line.strip().isalnum()
+    is_language = not language.strip() or language.strip().isalnum()
+    return code if line_end and is_language else block
 
 
 async def grade_code(

@@ -112,12 +112,8 @@ def _random_target(rng: random.Random, numbers: Sequence[int]) -> int:
         operator = rng.choice("+-*/")
         if operator == "/" and (right == 0 or left % right):
             return 0
-        values.append(
-            left + right if operator == "+"
-            else abs(left - right) if operator == "-"
-            else left * right if operator == "*"
-            else left // right
-        )  # fmt: skip
+        results = {"+": left + right, "-": abs(left - right), "*": left * right}
+        values.append(results[operator] if operator in results else left // right)
     return values[0]
 
 

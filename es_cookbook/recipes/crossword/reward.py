@@ -111,7 +111,8 @@ class Crossword(Reward):
         given = "".join(answer)
         fits = enumeration is None or len(given) == letters(enumeration)
         exact = float(fits and given == gold)
-        everywhere = _words(_without_tags(text[-LONGEST_TEXT:]))
+        # Names of tags are not words of the answer.
+        everywhere = _words(re.sub("</?(?:think|answer)>", " ", text[-LONGEST_TEXT:]))
         stands = _contains(everywhere, gold)
         contains = _worth(answer if _contains(answer, gold) else everywhere) if stands else 0.0
         tags = tag_format_reward(text, prompt_ends_in_think=bool(self.prompt_ends_in_think))
@@ -153,11 +154,6 @@ def _words(text: str) -> list[str]:
     """Words in capitals A to Z; an apostrophe does not end one, `&` is a word."""
     plain = _INSIDE_WORDS.sub("", unicodedata.normalize("NFKD", text))
     return re.findall("[A-Z]+", plain.replace("&", " AND ").upper())
-
-
-def _without_tags(text: str) -> str:
-    """Remove tags: their names are not words of the answer."""
-    return re.sub("</?(?:think|answer)>", " ", text)
 
 
 def _contains(words: list[str], gold: str) -> bool:

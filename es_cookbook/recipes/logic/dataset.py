@@ -72,8 +72,10 @@ class LogicEnv(ProblemEnv):
     async def graded(self, text: str) -> Grade:
         """Metrics: `correct`, `score`, `well_formed`, `not_scored`, `late`."""
         own, entry = scorer(self.problem.source), self.problem.entry
-        said = extracted(text, "answer" if self.style == "words" else "text") or ""
-        answer = self._last_number(said) if self.style == "chat" else said
+        answer = said = extracted(text, "answer" if self.style == "words" else "text") or ""
+        asks_for_number = _NUMBER.fullmatch(self.problem.gold or "") is not None
+        if asks_for_number and self.style == "chat":
+            answer = "" if (number := last_number(said)) is None else str(number)
         found, late = None, False
         try:
             if own.is_cheap or not answer:
@@ -87,26 +89,12 @@ class LogicEnv(ProblemEnv):
         metrics = {
             "correct": correct,
             "score": value,
-            "well_formed": float(self._is_well_formed(said)),
+            "well_formed": float(bool(_NUMBER.fullmatch(said) if asks_for_number else said)),
             "not_scored": float(found is None),
             "late": float(late),
         }
         reward = value if self.reward == "score" else correct
         return Grade(reward, metrics, {ANSWER: answer} if answer else None)
-
-    def _last_number(self, said: str) -> str:
-        """The last whole number of an answer, if a number is asked for; else all of it."""
-        if not self._asks_for_number:
-            return said
-        return "" if (number := last_number(said)) is None else str(number)
-
-    def _is_well_formed(self, answer: str) -> bool:
-        """Whether there is an answer, and a whole number where one is asked for."""
-        return bool(_NUMBER.fullmatch(answer)) if self._asks_for_number else bool(answer)
-
-    @property
-    def _asks_for_number(self) -> bool:
-        return _NUMBER.fullmatch(self.problem.gold or "") is not None
 
 
 SMALL_TASK = "chain_sum"

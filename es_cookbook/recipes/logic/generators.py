@@ -160,7 +160,10 @@ class _Scorer:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.is_cheap = source.task in CHEAP or source.task in EXACT or _is_default(source.task)
+        factory = _factory()
+        compares_texts = factory.ProceduralDataset.score_answer  # reasoning-gym's default
+        scores = factory.DATASETS[source.task][0].score_answer
+        self.is_cheap = source.task in CHEAP | EXACT.keys() or scores is compares_texts
         self._dataset: _Dataset = _made(source, 0, 1)
 
     def __reduce__(self) -> tuple[Callable[[Source], "_Scorer"], tuple[Source]]:
@@ -204,14 +207,10 @@ def parsed_options(task: str, options: Sequence[str]) -> tuple[tuple[str, object
     Raises:
         ConfigError: One is not of that form.
     """
-
-    def pair(option: str) -> tuple[str, object]:
-        name, equals, text = option.partition("=")
-        if not equals:
-            raise ConfigError(f"an option of task {task!r} is name=value, found {option!r}")
-        return name, _value(text)
-
-    return tuple(pair(option) for option in options)
+    if wrong := [option for option in options if "=" not in option]:
+        raise ConfigError(f"an option of task {task!r} is name=value, found {wrong[0]!r}")
+    pairs = (option.partition("=") for option in options)
+    return tuple((name, _value(text)) for name, _, text in pairs)
 
 
 def _value(text: str) -> object:
@@ -254,12 +253,6 @@ def _configured(source: Source, seed: int, size: int) -> object:
 
 def _made(source: Source, seed: int, size: int) -> _Dataset:
     return _factory().DATASETS[source.task][0](config=_configured(source, seed, size))
-
-
-def _is_default(task: str) -> bool:
-    """Whether answers are compared as texts, which is reasoning-gym's default."""
-    factory = _factory()
-    return factory.DATASETS[task][0].score_answer is factory.ProceduralDataset.score_answer
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ for all seeds. All sentences were written for this project.
 
 import dataclasses
 import random
+import re
 from collections.abc import Iterator, Sequence
 
 from es_cookbook.common.seeds import derive_seed
@@ -109,7 +110,10 @@ class WordProblem:
     @property
     def row(self) -> dict[str, str]:
         """The row in GSM8K's format."""
-        lines = [f"{_spaced(step)} = <<{step}>>{step.partition('=')[2]}" for step in self.steps]
+        spaced = [re.sub(r"[-+*]", r" \g<0> ", step.partition("=")[0]) for step in self.steps]
+        values = [step.partition("=")[2] for step in self.steps]
+        each = zip(spaced, self.steps, values, strict=True)
+        lines = [f"{left} = <<{step}>>{value}" for left, step, value in each]
         return {"question": self.question, "answer": "\n".join([*lines, f"#### {self.result}"])}
 
 
@@ -141,11 +145,3 @@ def _drawn(rng: random.Random) -> WordProblem | None:
     words = {"name": name, "other": other, "she": she, "things": rng.choice(THINGS)}
     question = story.text.format(**words, **given).replace(f"Then {she}", f"Then {she.lower()}")
     return WordProblem(story, question, tuple(steps), numbers, values[str(len(steps))])
-
-
-def _spaced(step: str) -> str:
-    """The left side of an equation with spaces around its operation: "27 + 15"."""
-    left = step.partition("=")[0]
-    for operation in _OPERATIONS:
-        left = left.replace(operation, f" {operation} ")
-    return left

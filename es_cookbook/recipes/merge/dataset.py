@@ -31,15 +31,7 @@ class ChatMixture(Mixture):
     @property
     @override
     def members(self) -> tuple[Part, ...]:
-        counts = {"num_train": self.num_train, "num_test": self.num_test}
-        return (
-            tuple(
-                Part(
-                    dataset=ChatDatasetBuilder(task=task, fold=self.fold, seed=self.seed, **counts),
-                    tag=task,
-                    weight=1.0,
-                )
-                for task in self.tasks
-            )
-            + self.parts
-        )
+        same = ("fold", "seed", "num_train", "num_test")
+        given = {name: getattr(self, name) for name in same}
+        datasets = [ChatDatasetBuilder(task=task, **given) for task in self.tasks]
+        return (*(Part(dataset=each, tag=each.task, weight=1.0) for each in datasets), *self.parts)
