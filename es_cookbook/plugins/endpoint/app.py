@@ -48,7 +48,7 @@ _Events: TypeAlias = Callable[[Reply, RequestT, AsyncIterator[Piece]], AsyncIter
 
 
 def application(endpoint: Endpoint) -> Starlette:
-    """OpenAI's API over an endpoint."""
+    """Return OpenAI's API over an endpoint."""
 
     async def models(request: Request) -> Response:
         same = {"object": "model", "created": 0, "owned_by": "es-cookbook"}
@@ -112,7 +112,7 @@ def _reporting_errors(handler: _Handler) -> _Handler:
 
 
 async def _refused(request: Request, refused: RefusedRequest) -> Response:
-    """A refusal; if the body was not read, its rest is discarded and the connection closed."""
+    """Return a refusal; an unread body is discarded, and the connection closed."""
     if getattr(request.state, "is_read", False):
         return JSONResponse(refused.body, refused.status)
     if "expect" not in request.headers:  # Such a client sends its body only when it is asked to.
@@ -123,7 +123,7 @@ async def _refused(request: Request, refused: RefusedRequest) -> Response:
 
 
 def _refusal(error: BaseException) -> RefusedRequest:
-    """An error in the form that the client gets."""
+    """Return an error in the form that the client gets."""
     error = next(leaves(error))
     if isinstance(error, RefusedRequest):
         return error
@@ -138,7 +138,7 @@ def _refusal(error: BaseException) -> RefusedRequest:
 
 
 def _checked_key(request: Request, endpoint: Endpoint) -> str:
-    """The key, which is checked before the body is read."""
+    """Return the key, which is checked before the body is read."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key:
         raise RefusedRequest(
@@ -151,7 +151,7 @@ def _checked_key(request: Request, endpoint: Endpoint) -> str:
 
 
 async def _read(request: Request, read: Callable[[Json], RequestT]) -> tuple[RequestT, int]:
-    """The request, and the size of its body in bytes."""
+    """Return the request, and the size of its body in bytes."""
     body = await _body(request)
     return await in_thread_if_long(len(body), lambda: read(read_body(body))), len(body)
 

@@ -32,7 +32,7 @@ class ServedModel(ABC):
     text_stop: tuple[str, ...] = ()
 
     def admit(self, answers: int) -> AbstractContextManager[None]:
-        """Context manager held while a request is worked on.
+        """Return a context manager, which is held while a request is worked on.
 
         Args:
             answers: number of answers to all of its prompts.
@@ -46,14 +46,14 @@ class ServedModel(ABC):
     async def sample(
         self, observation: Observation, draw: Draw, number: int, progress: Progress
     ) -> Action:
-        """One answer; `number` is its index among the answers to a request.
+        """Return one answer; `number` is its index among the answers to a request.
 
         Raises:
             RefusedRequest: It cannot be answered.
         """
 
     async def tops(self, tokens_T: tuple[int, ...]) -> Sequence[Top]:
-        """The most probable tokens in place of each token after the first.
+        """Return the most probable tokens in place of each token after the first.
 
         Raises:
             RefusedRequest: They are not known.
@@ -81,11 +81,11 @@ class Endpoint(ABC):
 
     @abstractmethod
     def names(self, key: str) -> Sequence[str]:
-        """The models of a key that was checked."""
+        """Return the models of a key that was checked."""
 
     @abstractmethod
     def model(self, key: str, name: str) -> ServedModel:
-        """A model of `names`.
+        """Return a model of `names`.
 
         Raises:
             RefusedRequest: There is no model of this name, or the key is unknown.
@@ -93,7 +93,7 @@ class Endpoint(ABC):
 
 
 def check_name(name: str, names: Sequence[str]) -> None:
-    """Raises RefusedRequest for a model that is not one of these."""
+    """Refuse a model that is not one of these."""
     if name not in names:
         raise RefusedRequest(
             f"the model {name[:60]!r} is not served; {nearest(name, names)}",

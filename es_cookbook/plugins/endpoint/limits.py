@@ -34,7 +34,7 @@ class PendingAnswers:
 
     @contextlib.contextmanager
     def admit(self, answers: int) -> Generator[None]:
-        """Context manager in which a request's answers are pending.
+        """Count a request's answers as pending, inside this context manager.
 
         Raises:
             RefusedRequest: They are too many, in the request or with other pending ones.

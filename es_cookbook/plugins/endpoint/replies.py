@@ -76,7 +76,7 @@ class Reply:
         }
 
     def chat(self, request: ChatRequest) -> dict[str, object]:
-        """`chat.completion`."""
+        """Return a `chat.completion`."""
         choices = [
             {
                 "index": at,
@@ -92,7 +92,7 @@ class Reply:
     async def chat_events(
         self, request: ChatRequest, pieces: AsyncIterator[Piece]
     ) -> AsyncIterator[bytes]:
-        """`chat.completion.chunk`s: for each answer its role, its text, and why it ended."""
+        """Yield `chat.completion.chunk`s: role, text and finish reason of each answer."""
         head = self._head("chat.completion.chunk", "chatcmpl")
 
         def chunk(
@@ -120,7 +120,7 @@ class Reply:
         yield DONE
 
     def text(self, request: TextRequest) -> dict[str, object]:
-        """`text_completion`."""
+        """Return a `text_completion`."""
         head = self._head("text_completion", "cmpl")
         choices = [self._text(at, answer, request) for at, answer in enumerate(self.in_order)]
         return {**head, "choices": choices, "usage": self.usage}
@@ -128,7 +128,7 @@ class Reply:
     async def text_events(
         self, request: TextRequest, pieces: AsyncIterator[Piece]
     ) -> AsyncIterator[bytes]:
-        """`text_completion`s, the last of an answer with why it ends."""
+        """Yield `text_completion`s, the last of an answer with its finish reason."""
         head = self._head("text_completion", "cmpl")
         usage = {"usage": None} if request.usage else {}
         async for at, text, answer in pieces:
@@ -150,7 +150,7 @@ class Reply:
         return {"index": at, "text": text, "logprobs": logprobs, "finish_reason": answer.finish}
 
     def message(self, at: int) -> dict[str, object]:
-        """An answer as the assistant's message."""
+        """Return an answer as the assistant's message."""
         answer = self.answers[at]
         message: dict[str, object] = {"role": "assistant", "content": answer.content}
         message["refusal"] = None
@@ -173,7 +173,7 @@ class Reply:
         return str(self.tokenizer.decode([token]))
 
     def _of_tokens(self, answer: Answer) -> dict[str, object]:
-        """Log-probabilities of a chat's answer."""
+        """Return the log-probabilities of a chat's answer."""
         content: list[dict[str, object]] = []
         action = answer.action
         for token, logprob in zip(action.tokens_T, action.logprobs_T or (), strict=True):
@@ -183,7 +183,7 @@ class Reply:
         return {"content": content, "refusal": None}
 
     def _logprobs(self, prompt: Prompt, answer: Answer, asks_tops: bool) -> dict[str, object]:
-        """Log-probabilities of sampled tokens, and with `tops` of the prompt's before them."""
+        """Return log-probabilities of sampled tokens, with `tops` also of the prompt's."""
         tokens_T, tops = answer.action.tokens_T, answer.tops
         logprobs: Sequence[float | None] = answer.action.logprobs_T or ()
         if tops is not None:  # The first token has no probability.
@@ -202,7 +202,7 @@ class Reply:
 
 
 def raw_bytes(text: str, name: str) -> list[int] | None:
-    """The bytes of a token, which may be part of a character; None if they are not known.
+    """Return the bytes of a token, which may be part of a character; None if unknown.
 
     Args:
         text: decoded.
@@ -216,11 +216,11 @@ def raw_bytes(text: str, name: str) -> list[int] | None:
 
 
 def as_text(value: object) -> str:
-    """JSON."""
+    """Return compact JSON."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def event(body: Mapping[str, object]) -> bytes:
-    """An event of a stream; one with a type is named by it, as the Responses API expects."""
+    """Encode an event of a stream; one with a type is named by it (Responses API)."""
     name = f"event: {body['type']}\n" if "type" in body else ""
     return f"{name}data: {json.dumps(body, separators=(',', ':'))}\n\n".encode()

@@ -98,13 +98,13 @@ class Draw:
     logprobs: bool = False
 
     def params(self, sampling: SamplingParams) -> SamplingParams:
-        """Sampling parameters, with `sampling` as defaults."""
+        """Return sampling parameters, with `sampling` as defaults."""
         given = {"temperature": self.temperature, "top_p": self.top_p}
         given = {name: value for name, value in given.items() if value is not None}
         return chz.replace(sampling, logprobs=self.logprobs or sampling.logprobs, **given)
 
     def seed_of(self, number: int) -> int | None:
-        """The seed of an answer; None if the request has none."""
+        """Return the seed of an answer; None if the request has none."""
         return None if self.seed is None else (self.seed + number) & MAX_SEED
 
 
@@ -157,7 +157,7 @@ class TextRequest:
 
 
 def read_body(body: bytes) -> Json:
-    """The JSON object of a body.
+    """Read the JSON object of a body.
 
     Raises:
         RefusedRequest: It is not one, or holds too many values.
@@ -188,7 +188,7 @@ def chat_request(body: Json) -> ChatRequest:
 
 
 def read_chat(fields: JsonObject, messages: tuple[Message, ...], most: int | None) -> ChatRequest:
-    """A request with these messages and at most `most` tokens, from the rest of a body.
+    """Read the rest of a body, given the messages and the limit `most` on tokens.
 
     Raises:
         FieldError: As `chat_request`.

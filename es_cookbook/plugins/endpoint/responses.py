@@ -48,7 +48,7 @@ def response_request(body: Json) -> ChatRequest:
 
 
 def _said(found: Sequence[object]) -> list[Said]:
-    """Items as messages; calls belong to the assistant's message before them."""
+    """Return items as messages; calls belong to the assistant's message before them."""
     said: list[Said] = []
     for at, each in enumerate(found):
         item = JsonObject(each, f"input[{at}]")
@@ -72,7 +72,7 @@ def _said(found: Sequence[object]) -> list[Said]:
 
 
 def response(reply: Reply, request: ChatRequest) -> dict[str, object]:
-    """`response`, with the whole answer."""
+    """Return a `response` with the whole answer."""
     usage, answer = reply.usage, reply.answers[0]
     is_cut = answer.finish == "length"
     return {
@@ -93,7 +93,7 @@ def response(reply: Reply, request: ChatRequest) -> dict[str, object]:
 async def response_events(
     reply: Reply, request: ChatRequest, pieces: AsyncIterator[Piece]
 ) -> AsyncIterator[bytes]:
-    """Events of a stream: each item begins, is written, and ends."""
+    """Yield the events of a stream: each item is added, filled and done."""
     number = itertools.count()
 
     def said(kind: str, **more: object) -> bytes:
@@ -171,7 +171,7 @@ def _message(reply: Reply, text: str) -> dict[str, Any]:
 
 
 def _items(reply: Reply) -> list[dict[str, Any]]:
-    """The message, unless there are only calls, and the calls of functions."""
+    """Return the message, unless there are only calls, and the function calls."""
     message = cast("dict[str, Any]", reply.message(0))
     items: list[dict[str, Any]] = []
     calls = message.get("tool_calls", [])

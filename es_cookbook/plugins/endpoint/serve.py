@@ -92,7 +92,7 @@ class ServedRun:
     usual_stop: tuple[str, ...] = ()
 
     def places(self) -> dict[str, "_Place | None"]:
-        """Its models; the base is in every place without a genome."""
+        """Return its models; the base is in every place without a genome."""
         run, here = self.rebuilt.run, self.generation
         found: dict[str, _Place | None] = {"centre": (here, None), _BASE: (here, None)}
         found |= {f"generation-{t}": (t, None) for t in range(run.last_generation + 1)}
@@ -158,7 +158,7 @@ class Served(Endpoint):
 
     @asynccontextmanager
     async def at(self, name: str) -> AsyncGenerator[tuple[Host, Target]]:
-        """Context manager in which a model is in the engine: its host, and the target there."""
+        """Yield host and target of a model, which stays in the engine inside this context."""
         place = self._places[name]
         async with self._door:  # First come, first served, so that all are served.
             there = self._there
@@ -243,7 +243,7 @@ async def _serve(config: ServeConfig, bound: socket.socket) -> None:
 
 
 async def served_run(rebuilt: RebuiltRun, generation: int) -> ServedRun:
-    """A run whose answers end where they did in training."""
+    """Return a run whose answers end where they did in training."""
     try:
         stop = await rebuilt.usual_stop()
     except (ConfigError, DataError) as error:
@@ -253,7 +253,7 @@ async def served_run(rebuilt: RebuiltRun, generation: int) -> ServedRun:
 
 
 def _bound(config: ServeConfig) -> socket.socket:
-    """A socket at the address; made before a model is loaded, which may take minutes.
+    """Return a socket at the address, before a model is loaded, which may take minutes.
 
     Raises:
         ConfigError: It is in use, or is no address of this machine.

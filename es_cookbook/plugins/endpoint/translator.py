@@ -97,7 +97,7 @@ class StreamedText:
         self.told = 0
 
     def more(self, tokens_T: Sequence[int]) -> str:
-        """The text that these tokens add to it; they are all tokens so far."""
+        """Return the text that these tokens, which are all so far, add to it."""
         if self._prompt.form is not None:
             return ""
         text = self._decoded(tokens_T).rstrip(_CUT)
@@ -136,7 +136,7 @@ class Translator:
         self.context_length = context_length
 
     def of_chat(self, request: ChatRequest, kept: KeptTurns) -> Prompt:
-        """A chat's prompt.
+        """Return a chat's prompt.
 
         Raises:
             RefusedRequest: The chat template refuses the messages.
@@ -156,7 +156,7 @@ class Translator:
         return Prompt(tokens_T, opening, form if is_read else None, renderer, request.tools)
 
     def of_text(self, prompt: str | tuple[int, ...]) -> Prompt:
-        """The prompt of a text, encoded with control tokens; or of tokens as they are.
+        """Return the prompt of a text, encoded with control tokens; or of tokens as they are.
 
         Raises:
             RefusedRequest: It has no token, an unknown one, or is far too long.
@@ -206,7 +206,7 @@ class Translator:
         return max(_LEAST, *map(len, self.tokenizer.get_vocab()))
 
     def observation(self, prompt: Prompt, draw: Draw) -> Observation:
-        """The observation for an engine.
+        """Return the observation for an engine.
 
         Raises:
             RefusedRequest: The context is too short.
@@ -245,7 +245,7 @@ class Translator:
 
 
 def _texts(request: ChatRequest) -> Iterator[str]:
-    """All texts of a chat."""
+    """Yield all texts of a chat."""
     yield from (as_json(tool.schema) for tool in request.tools)
     for message in request.messages:
         yield from (message.content, message.reasoning)
@@ -253,7 +253,7 @@ def _texts(request: ChatRequest) -> Iterator[str]:
 
 
 def _opening(choice: str, form: Form) -> str:
-    """The text that an answer must begin with to call a tool, or a certain one."""
+    """Return the text with which an answer must begin to call a tool, or a certain one."""
     if choice in ("auto", "none"):
         return ""
     call = '{"name": ' if form == "llama" else f'{OPEN}\n{{"name": '

@@ -32,7 +32,7 @@ _Ts = TypeVarTuple("_Ts")
 
 
 async def in_thread_if_long(size: int, function: Callable[[Unpack[_Ts]], _T], *args: *_Ts) -> _T:
-    """The result of a function, which runs in a thread if it works on many characters or tokens.
+    """Call a function, in a thread if it works on many characters or tokens.
 
     So the event loop can answer others. There is one thread, so that the memory of a piece of work
     is needed once. Short work takes less time than switching to a thread.

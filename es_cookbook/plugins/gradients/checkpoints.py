@@ -75,7 +75,7 @@ class GradientModels(Format):
 
 @contextlib.contextmanager
 def next_checkpoint(log_path: Path, number: int) -> Generator[Path]:
-    """A directory for the next checkpoint, created atomically; then earlier ones are deleted."""
+    """Create the next checkpoint's directory atomically; then delete earlier ones."""
     directory = log_path / CHECKPOINTS
     directory.mkdir(exist_ok=True)
     with whole_directory(directory / str(number)) as path:
@@ -86,13 +86,13 @@ def next_checkpoint(log_path: Path, number: int) -> Generator[Path]:
 
 
 def last_directory(log_path: Path) -> Path | None:
-    """Directory of the last checkpoint, whose name is the number of generations."""
+    """Return the directory of the last checkpoint, named by the number of generations."""
     found = [p for p in (log_path / CHECKPOINTS).glob("*") if p.name.isdecimal()]
     return max(found, key=lambda path: int(path.name), default=None)
 
 
 def latest_checkpoint(log_path: Path) -> Checkpoint | None:
-    """The last checkpoint in a run directory.
+    """Return the last checkpoint in a run directory.
 
     Raises:
         RunDirectoryError: It cannot be read.
@@ -115,6 +115,6 @@ def latest_checkpoint(log_path: Path) -> Checkpoint | None:
 
 
 def state_json(generation: int, results: Sequence[Sequence[ProblemResult]]) -> str:
-    """The content of `state.json`, which `latest_checkpoint` reads."""
+    """Return the content of `state.json`, which `latest_checkpoint` reads."""
     plain = [[dataclasses.astuple(each) for each in of_generation] for of_generation in results]
     return json.dumps(finite({"generation": generation, "results": plain}))

@@ -108,7 +108,7 @@ class GradientRun(Generic[_Learner]):
     async def rollout(
         self, generation: int, problems_P: Sequence[EnvGroupBuilder]
     ) -> list[TrajectoryGroup]:
-        """The model's attempts at every problem, with logprobs: a group with one genome each.
+        """Sample the model's attempts at every problem, with logprobs: one genome a group.
 
         Then the engine is idle until it takes the new weights.
         """
@@ -206,7 +206,7 @@ class Gradients(Mover[GradientRun[_Learner]], Generic[_Learner]):
         return ""
 
     def _goes_on(self, recorded: Recorded, names: set[str]) -> bool:
-        """Whether the recorded run continues; deletes it if asked to."""
+        """Return whether the recorded run continues; delete it if asked to."""
         log_path, behavior = self.log_path, self._config.behavior_if_log_dir_exists
         if behavior != "delete" and HISTORY in names:
             raise RunDirectoryError(
@@ -255,7 +255,7 @@ class Gradients(Mover[GradientRun[_Learner]], Generic[_Learner]):
         )
 
     async def _learner(self, engine: Engine) -> _Learner:
-        """The learner; a checkpoint is loaded into it and the engine."""
+        """Make the learner; a checkpoint is loaded into it and the engine."""
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         name, checkpoint = self._config.model_name, self._checkpoint
         model = await anyio.to_thread.run_sync(load_causal_lm, name, "float32", device)
@@ -301,7 +301,7 @@ async def take_weights(engine: Engine, weights: Mapping[str, torch.Tensor], log_
 
 
 def _nats_per_token(groups_P: Sequence[TrajectoryGroup]) -> float:
-    """Mean -log-probability of sampled tokens: an estimate of the entropy."""
+    """Return the mean -log-probability of sampled tokens: an estimate of the entropy."""
     logprobs = [
         logprob
         for group in groups_P

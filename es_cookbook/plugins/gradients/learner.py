@@ -101,7 +101,7 @@ class Learner:
     def step(
         self, examples: Sequence[Example], objective: Objective, learning_rate: float, share: float
     ) -> tuple[float, float]:
-        """One ascent step on the objective's sum over learned tokens and `count`, times `share`.
+        """Take one ascent step on the objective's sum over learned tokens, times `share`.
 
         Returns:
             The value that was maximised, before the step, and the gradient norm before clipping.
@@ -129,7 +129,7 @@ class Learner:
 
     @torch.no_grad()
     def logprobs(self, examples: Sequence[Example]) -> list[tuple[float, ...]]:
-        """Log-probabilities of each example's learned tokens."""
+        """Return the log-probabilities of each example's learned tokens."""
         found: dict[int, tuple[float, ...]] = {}
         for part in self._parts(examples):
             states_N_D, tokens_N, _ = self._origins(part)
@@ -146,7 +146,7 @@ class Learner:
         return in_parts(learned, self._tokens_per_pass)
 
     def _origins(self, part: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Learned tokens: the hidden states that predict them, their ids, and three numbers.
+        """Return hidden states that predict the learned tokens, their ids, and three numbers.
 
         The numbers are the log-probability at sampling, the weight and the count.
         """
@@ -166,7 +166,7 @@ class Learner:
         return states_B_T_D.flatten(0, 1)[chosen], ids, torch.tensor(numbers, device=device).T
 
     def _logits(self, states_N_D: torch.Tensor) -> Iterator[tuple[torch.Tensor, slice]]:
-        """Logits (n, V) of a few states at a time, with their slice."""
+        """Yield logits (n, V) of a few states at a time, with their slice."""
         size = max(1, LOGITS_AT_ONCE // self._halves.vocabulary_size)
         for first in range(0, len(states_N_D), size):
             which = slice(first, first + size)
@@ -175,7 +175,7 @@ class Learner:
             yield logits_n_V.float(), which
 
     def _computing(self) -> AbstractContextManager[object]:
-        """Context manager that sets the dtype of products."""
+        """Return a context manager that sets the dtype of products."""
         is_lower = self._products != torch.float32
         return torch.autocast(self.model.device.type, self._products, enabled=is_lower)
 
@@ -207,7 +207,7 @@ class Learner:
 
 
 def _bytes_per_token(model: PreTrainedModel) -> int:
-    """About as many as a forward pass keeps for the backward pass: activations in float32."""
+    """Estimate the bytes that a forward pass keeps for the backward pass, in float32."""
     text = model.config.get_text_config()
     width = int(text.hidden_size)
     inner = int(getattr(text, "intermediate_size", None) or 4 * width)
@@ -217,7 +217,7 @@ def _bytes_per_token(model: PreTrainedModel) -> int:
 def dtype_of_products(
     wanted: Literal["auto", "float32", "bfloat16"], base_dtype: str, device: torch.device
 ) -> torch.dtype:
-    """The dtype of products; auto: bfloat16 if the base is and the device is fastest in it."""
+    """Return the dtype of products; auto: bfloat16 if the base is and it is fastest."""
     if wanted == "auto":
         is_fast = base_dtype == "bfloat16" and device.type in _WITH_BFLOAT16
         return products_of(torch.bfloat16, device) if is_fast else torch.float32
@@ -238,11 +238,11 @@ class _Halves:
         self.vocabulary_size = int(self._model.config.get_text_config().vocab_size)
 
     def hidden(self, tokens_B_T: torch.Tensor) -> torch.Tensor:
-        """Hidden states (B, T, D)."""
+        """Return hidden states (B, T, D)."""
         return getattr(self._model, self._name)(input_ids=tokens_B_T, use_cache=False)[0]
 
     def logits(self, hidden_N_D: torch.Tensor) -> torch.Tensor:
-        """Logits (N, V): the model with its first half replaced by the given hidden states."""
+        """Return logits (N, V) of given hidden states, as the model computes them."""
         first = getattr(self._model, self._name)
         setattr(self._model, self._name, _Given(hidden_N_D.unsqueeze(0)))
         try:
@@ -264,7 +264,7 @@ class _Given(torch.nn.Module):
 
 
 def trained_weights(model: PreTrainedModel, names: Iterable[str]) -> dict[str, torch.nn.Parameter]:
-    """The named parameters, which require gradients from now on.
+    """Return the named parameters, which require gradients from now on.
 
     Raises:
         ConfigError: There is no parameter of such a name.
@@ -283,12 +283,12 @@ def trained_weights(model: PreTrainedModel, names: Iterable[str]) -> dict[str, t
 
 
 def learned_places(example: Example) -> list[int]:
-    """Positions of tokens that have a loss; the first token never has one."""
+    """Return positions of tokens that have a loss; the first token never has one."""
     return [t for t in range(1, len(example.tokens_T)) if example.learned_T[t]]
 
 
 def in_parts(examples: Sequence[Example], tokens_per_pass: int) -> list[list[Example]]:
-    """Groups sequences of similar length; a part has at most so many tokens, including padding.
+    """Group sequences of similar length, with at most so many padded tokens a part.
 
     The longest come first, so that later parts fit into the memory that these have freed. If all
     fit into one part, their order is kept.

@@ -119,7 +119,7 @@ class Method(ABC):
 
     @abstractmethod
     async def examples(self, batch: Batch) -> tuple[list[Example], float]:
-        """The examples of a generation, and the share of one answer in the objective.
+        """Return the examples of a generation, and the share of one answer in the objective.
 
         Raises:
             DataError: A problem has nothing to learn from; names it.
@@ -128,7 +128,7 @@ class Method(ABC):
     def objective(
         self, logprobs: "torch.Tensor", sampled: "torch.Tensor", weights: "torch.Tensor"
     ) -> "torch.Tensor":
-        """The objective per token; `sampled` are the log-probabilities at sampling."""
+        """Return the objective per token; `sampled` are the log-probabilities at sampling."""
         del sampled
         return weights * logprobs
 
@@ -149,10 +149,10 @@ class Weighted(Method):
 
     @abstractmethod
     def weights(self, rewards_K: Sequence[float], solved_K: Sequence[float]) -> list[float]:
-        """A weight per answer of a group; rewards are finite, `solved` is NaN if unknown."""
+        """Return a weight per answer of a group; `solved` is NaN if unknown."""
 
     def reading_weight(self, weight: float) -> float:
-        """The weight of a text that was read for the reward of an answer with this weight."""
+        """Return the weight of a text that was read, given the weight of the answer."""
         return self.reading
 
 
@@ -306,7 +306,7 @@ async def main(config: Config) -> None:
 
 
 def learner_of(config: Config, model: "PreTrainedModel", engine: Engine) -> "Learner":
-    """The learner of the weights of the engine's space."""
+    """Return the learner of the weights of the engine's space."""
     from es_cookbook.plugins.gradients.learner import Learner, adamw, dtype_of_products
 
     return Learner(
@@ -322,7 +322,7 @@ def learner_of(config: Config, model: "PreTrainedModel", engine: Engine) -> "Lea
 def to_examples(
     method: Weighted, groups_P: Sequence[TrajectoryGroup], at_k: PassAtK | None = None
 ) -> tuple[list[Example], float]:
-    """Examples of all rollouts, without weights of 0 and with equal ones merged.
+    """Return examples of all rollouts; weights of 0 are left out, equal ones merged.
 
     Returns:
         The examples, and 1/N, the share of one rollout in the objective.
@@ -361,7 +361,7 @@ def to_examples(
 def learn(
     config: Config, generation: int, examples: Sequence[Example], share: float, learner: "Learner"
 ) -> Metrics:
-    """All steps on a generation's answers; returns their metrics."""
+    """Take all steps on a generation's answers; return their metrics."""
     method = config.method
     factor = config.learning_rate_schedule(generation, config.num_generations)
     learning_rate = config.learning_rate * factor
@@ -382,7 +382,7 @@ def learn(
 def pass_at_k_advantages(
     solved_K: Sequence[bool], k: int, *, normalise: bool = True
 ) -> list[float]:
-    """Weights of the answers to one problem in the policy gradient of pass@k.
+    """Return the weights of answers to one problem in the policy gradient of pass@k.
 
     Chen et al. 2025 (arXiv:2508.10751), for n answers of which c solve the problem, with the mean
     ρ and the standard deviation s of "one of them solves it" over all groups of k answers:

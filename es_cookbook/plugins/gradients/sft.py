@@ -76,7 +76,7 @@ class SFTConfig:
 
     @classmethod
     def whole_options(cls, given: Mapping[str, str]) -> dict[str, str]:
-        """Options as a user types them, with full names, and the model of a recipe."""
+        """Return options with full names, and the model of a recipe."""
         whole = {"dataset.source" if path == "data" else path: v for path, v in given.items()}
         if (recipe := whole.pop("recipe", None)) is not None:
             whole = {"model_name": recipe_defaults(recipe).model_name, **whole}
@@ -148,7 +148,7 @@ def main(config: SFTConfig) -> None:
 def learn(
     learner: "Learner", examples: Sequence[Example], learning_rate: float
 ) -> tuple[float, float]:
-    """One descent step on the mean loss; returns that, and the gradient norm before clipping.
+    """Take one descent step; return the mean loss, and the gradient norm before clipping.
 
     The bundled small models are trained by it too (`small_model.fit`).
     """
@@ -158,7 +158,7 @@ def learn(
 
 
 def surprise(learner: "Learner", examples: Sequence[Example]) -> float:
-    """The mean loss of rows, without a step."""
+    """Return the mean loss of rows, without a step."""
     losses = [-each for of in learner.logprobs(examples) for each in of]
     return math.fsum(losses) / max(len(losses), 1)
 
@@ -166,13 +166,13 @@ def surprise(learner: "Learner", examples: Sequence[Example]) -> float:
 def likelihood(
     logprobs: "torch.Tensor", sampled: "torch.Tensor", weights: "torch.Tensor"
 ) -> "torch.Tensor":
-    """The objective: the log-probability of every token that has a loss."""
+    """Return the objective: the log-probability of every token that has a loss."""
     del sampled
     return weights * logprobs
 
 
 def _shortened(data: Split, max_length: int) -> Split:
-    """Truncates rows to the length; rows with nothing left to learn are left out."""
+    """Truncate rows to the length; leave out those with nothing left to learn."""
 
     def short(examples: Sequence[Example]) -> list[Example]:
         cut = (
@@ -194,7 +194,7 @@ def _shortened(data: Split, max_length: int) -> Split:
 
 
 def _model(config: SFTConfig) -> "PreTrainedModel":
-    """The model, with an adapter if any; trained weights require gradients."""
+    """Load the model, with an adapter if any; trained weights require gradients."""
     import torch
 
     from es_cookbook.checkpoints.models import load_causal_lm

@@ -132,7 +132,7 @@ class _Encoder:
         return joined(parts)
 
     def _said(self, renderer: Renderer, message: Message, row: Row) -> tuple[int, ...]:
-        """The assistant's turn and its end."""
+        """Return the assistant's turn and its end."""
         said = renderer.turn(message)
         if said[-1] not in Controls.of(self._tokenizer).ids:
             said = (*said, self._eos)
@@ -152,7 +152,7 @@ class _Encoder:
 
 
 def joined(parts: Sequence[tuple[Sequence[int], bool]]) -> Example:
-    """One sequence of parts that are learned or not.
+    """Join parts that are learned or not into one sequence.
 
     >>> found = joined([((5, 6), False), ((7,), True)])
     >>> found.tokens_T, found.learned_T

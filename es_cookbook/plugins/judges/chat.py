@@ -149,7 +149,7 @@ class ChatServer:
 
 
 def completion_in(body: bytes) -> Completion:
-    """The completion in the body of a reply. What UTF-8 cannot hold becomes "?".
+    """Parse the completion in the body of a reply. What UTF-8 cannot hold becomes "?".
 
     Raises:
         AskAgainError: The reply is something else, or has no text.
@@ -178,14 +178,14 @@ def _failure(status: int, headers: Mapping[str, str], body: bytes) -> AskAgainEr
 
 @functools.cache
 def _certificates() -> "ssl.SSLContext":
-    """The trusted certificates, read once: it takes as long as twenty requests."""
+    """Return the trusted certificates, read once: that takes as long as twenty requests."""
     import httpx2
 
     return httpx2.create_ssl_context()
 
 
 def _brief(text: str) -> str:
-    """The beginning of a server's text, on one line and without control characters."""
+    """Return the beginning of a server's text, on one line without control characters."""
     shown = "".join(letter if letter.isprintable() else " " for letter in text[:200])
     return " ".join(shown.split())
 

@@ -88,7 +88,7 @@ class PairJudge(ABC):
             raise ConfigError(f"verdicts must be two different texts, found {self.verdicts!r}")
 
     def shown(self, text: str, tokenizer: Tokenizer) -> tuple[str, bool]:
-        """The part of an answer that the judge sees, and whether it was cut.
+        """Return the part of an answer that the judge sees, and whether it was cut.
 
         Without thoughts, and without the texts of the tokenizer's special tokens, which would end
         the message that contains the answer.
@@ -102,7 +102,7 @@ class PairJudge(ABC):
         return f"{text[: self.longest]} {CUT}", True
 
     def message(self, row: Fields, first: str, second: str) -> str:
-        """The question to the judge.
+        """Return the question to the judge.
 
         Raises:
             DataError: The row lacks a field.
@@ -111,7 +111,7 @@ class PairJudge(ABC):
 
     @abstractmethod
     async def prefers_first(self, message: str, policy: Policy, tokenizer: Tokenizer) -> float:
-        """Probability that the first answer is the better one, from 0 to 1.
+        """Return the probability that the first answer is the better one.
 
         Args:
             message: result of `message`.
@@ -194,7 +194,7 @@ _MARKUP = re.compile(r"[*_`\"'“”\[\](){}#>.,:!]|\\(?:boxed|text\w*)")
 
 
 def verdict_in(said: str, verdicts: tuple[str, str]) -> float:
-    """1 if a judge's reply is for the first answer, 0 for the second.
+    """Return 1 if a judge's reply is for the first answer, 0 for the second.
 
     The last line that it says, or the last sentence of that, has to be the verdict, alone or with
     words that only choose around it (`Verdict: **B**`, `The better answer is B.`, `B is better`).

@@ -65,7 +65,7 @@ def address_of(url: str) -> str:
 
 
 def _address(judge: "JudgeServer") -> str | None:
-    """The server's address; None without a model, as in a sum that does not use its judge."""
+    """Return the server's address; None without a model, as in a sum without a judge."""
     return address_of(judge.url) if judge.model else None
 
 
@@ -152,7 +152,7 @@ class Judge(JudgeServer, Reward):
 
     @override
     async def grade(self, text: str, row: Fields) -> float:
-        """The mark's share of the best.
+        """Return the mark's share of the best.
 
         Raises:
             EnvError: All attempts failed, or the server refused.
@@ -172,7 +172,7 @@ class Judge(JudgeServer, Reward):
 
 
 def filled_message(template: str, answers: Mapping[str, str], row: Fields) -> str:
-    """The template with answers by name and fields of the row, in one pass: names in them stay.
+    """Fill a template with answers and fields of the row, in one pass: names in them stay.
 
     >>> filled_message("{question} {text}", {"text": "{question}"}, {"question": "6 * 7?"})
     '6 * 7? {question}'
@@ -205,7 +205,7 @@ _LIST = re.compile(r"^[^\w\n]*\d{1,2}[.)] +(?=\S)", re.MULTILINE)
 
 
 def mark_in(said: str, best: float) -> float:
-    """The one mark that a judge's reply gives, outside of thoughts.
+    """Return the one mark that a judge's reply gives, outside of thoughts.
 
     It is a whole line or sentence, alone or with words that only name it (`Score: 8`, `I give it
     8.`), perhaps before the best one (`8/10`, `8 out of 10`, `8 on a scale from 0 to 10`). Numbers

@@ -133,7 +133,7 @@ class Comparison:
     async def rewards(
         self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
     ) -> list[GroupReward | LostRollout]:
-        """Each trajectory's win rate, or how it was lost.
+        """Return each trajectory's win rate, or how it was lost.
 
         Metrics: `win_rate`, `cut` (1 where the judge saw the beginning of the answer alone),
         `answers` (how many different ones the group has), and those of `Judgements`.
@@ -167,7 +167,7 @@ class Comparison:
     async def _opponent(
         self, finished: Sequence[Trajectory], policy: Policy, opened: str
     ) -> str | None:
-        """The one answer with which all are compared, if there is one."""
+        """Return the one answer with which all are compared, if there is one."""
         if len(finished) == 1:
             whose = policy.base
         elif self.tournament.pattern == "centre":

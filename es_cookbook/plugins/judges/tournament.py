@@ -47,7 +47,7 @@ Compare: TypeAlias = Callable[[str, str], Awaitable[float]]
 
 
 def round_robin(n: int) -> list[PlayerPair]:
-    """All pairs of `n` players.
+    """Return all pairs of `n` players.
 
     >>> round_robin(3)
     [(0, 1), (0, 2), (1, 2)]
@@ -56,7 +56,7 @@ def round_robin(n: int) -> list[PlayerPair]:
 
 
 def ring(n: int, k: int, seed: int) -> list[PlayerPair]:
-    """Pairs in which each of `n` players meets `k` others: neighbours on a circle, shuffled.
+    """Return pairs in which each of `n` players meets `k` others on a shuffled circle.
 
     With n and k both odd one player has an opponent fewer; with k of n - 1 or more all meet all.
 
@@ -74,7 +74,7 @@ def ring(n: int, k: int, seed: int) -> list[PlayerPair]:
 
 
 def pair_of(one: int, other: int) -> PlayerPair:
-    """The two, the smaller number first."""
+    """Return the two, the smaller number first."""
     return (one, other) if one < other else (other, one)
 
 
@@ -115,14 +115,14 @@ class Judgements:
         return found
 
     def result(self, i: int, j: int) -> float:
-        """Player i's result against j: one half against itself, NaN without a judgement."""
+        """Return player i's result against j: ½ against itself, NaN without a judgement."""
         if i == j:
             return 0.5
         found = self.preferred.get(pair_of(i, j), math.nan)
         return found if i < j else 1 - found
 
     def win_rate(self, i: int, sizes: Sequence[int]) -> float:
-        """Player i's expected result against another answer, drawn at random from the group.
+        """Return player i's expected result against a random other answer of the group.
 
         Those of the same text draw; all others count as the ones that i was compared with, each by
         how many answers are the same text (`sizes`).
@@ -176,7 +176,7 @@ class Tournament:
     async def win_rates(
         self, answers: Sequence[str], compare: Compare, seed: int, against: str | None = None
     ) -> tuple[list[float], Judgements]:
-        """The win rate of each answer, NaN for one without a result, and what was judged.
+        """Return the win rate of each answer, NaN without a result, and what was judged.
 
         Args:
             answers: the group's answers, with repetitions.

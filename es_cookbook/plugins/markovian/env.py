@@ -63,7 +63,7 @@ _NUMBER = re.compile(r"[-+]?\d{1,40}(?:\.\d{1,40})?", re.ASCII)
 
 
 def given_answer(text: str, gold: str, extraction: Extraction = "auto") -> str | None:
-    """The answer in a text; None if it has none of this kind.
+    """Return the answer in a text; None if it has none of this kind.
 
     >>> given_answer("so <answer> 7 </answer>", "7", "tag"), given_answer("3+4 = 7", "7", "anchor")
     ('7', '7')
@@ -79,7 +79,7 @@ def given_answer(text: str, gold: str, extraction: Extraction = "auto") -> str |
 
 
 def is_right(given: str | None, gold: str) -> bool:
-    """Whether an answer is the row's: equal numbers, the same letter of a choice, or the same text.
+    """Return whether an answer is right: an equal number, the same letter or text.
 
     >>> is_right("19.0", "19"), is_right("(C) because", "C"), is_right("19 apples", "19")
     (True, True, False)
@@ -97,7 +97,7 @@ def is_right(given: str | None, gold: str) -> bool:
 
 
 def leaks(thought: str, gold: str) -> bool:
-    """Whether a thought contains the answer as a separate word or number.
+    """Return whether a thought contains the answer as a separate word or number.
 
     >>> leaks("8,17,19", "19"), leaks("8,17,190", "19"), leaks("", "19")
     (True, False, False)
@@ -160,12 +160,12 @@ class Template:
             )
 
     def prompt(self, question: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """The tokens before a thought."""
+        """Return the tokens before a thought."""
         before, _, after = self.text.partition(QUESTION)
         return render_prompt(tokenizer, f"{before}{question}{after}", chat=self.chat)
 
     def answer(self, answer: str, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Tokens of the mark and of an answer; spaces at the end of the mark go to the answer."""
+        """Return the mark's tokens and the answer's, which has the mark's trailing spaces."""
         mark = self.answer_mark.rstrip(" ")
         text = self.answer_mark[len(mark) :] + answer
         return as_text(tokenizer, mark), as_text(tokenizer, text)
@@ -219,33 +219,33 @@ class TokenizedProblem:
         return len(self.before_T) + len(self.mark_T) + max(len(self.gold_T), self.answer_tokens)
 
     def read_T(self, thought: str, context_length: int) -> tuple[int, ...]:
-        """The tokens before the answer; a thought that does not fit loses its end."""
+        """Return the tokens before the answer; a thought that does not fit loses its end."""
         room = max(context_length - self.least, 0)
         return self.before_T + as_text(self.tokenizer, thought)[:room] + self.mark_T
 
     async def read(self, thought: str, policy: Policy) -> Reading:
-        """Log-probabilities of the answer after a thought, from the policy."""
+        """Read the answer after a thought: its log-probabilities under the policy."""
         prompt_T = self.read_T(thought, policy.context_length)
         logprobs_T = await policy.logprobs(prompt_T, self.gold_T)
         return Reading(prompt_T, self.gold_T, tuple(logprobs_T))
 
     async def logprob(self, thought: str, policy: Policy) -> float:
-        """Mean log-probability of the answer's tokens after a thought, in nats."""
+        """Return the mean log-probability of the answer's tokens after a thought, in nats."""
         return mean_logprob(await self.read(thought, policy))
 
     async def answer(self, thought: str, policy: Policy) -> str:
-        """The policy's greedy answer after a thought."""
+        """Return the policy's greedy answer after a thought."""
         observation = Observation(self.read_T(thought, policy.context_length), is_last=True)
         params = SamplingParams(max_tokens=self.answer_tokens)
         return (await policy.sample(observation, params)).text
 
     def is_right(self, text: str) -> bool:
-        """Whether an answer's text has the right one."""
+        """Return whether a text contains the right answer."""
         return is_right(given_answer(text, self.gold, self.extraction), self.gold)
 
 
 def mean_logprob(reading: Reading) -> float:
-    """Mean log-probability of the tokens that were read."""
+    """Return the mean log-probability of the tokens that were read."""
     return math.fsum(reading.logprobs_T) / len(reading.logprobs_T)
 
 
@@ -258,7 +258,7 @@ class MarkovianEnv(ProblemEnv):
 
     @override
     async def graded(self, text: str) -> Grade:
-        """Reward and metrics: `correct`, `logprob`, `leaks`."""
+        """Return reward and metrics: `correct`, `logprob`, `leaks`."""
         reading = await self.tokenized.read(text, self.policy)
         logprob = mean_logprob(reading)
         answer = await self.tokenized.answer(text, self.policy)

@@ -43,7 +43,7 @@ SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def damaged(thought: str, damage: Damage, share: float, seed: int) -> str:
-    """The thought with a share of its characters damaged, as in Viteri et al. (arXiv:2404.18988).
+    """Damage a share of a thought's characters, as Viteri et al. do (arXiv:2404.18988).
 
         delete           characters anywhere are removed
         truncate_front   characters from the start are removed
@@ -72,7 +72,7 @@ def damaged(thought: str, damage: Damage, share: float, seed: int) -> str:
 
 
 def _replaced(thought: str, alphabet: str, share: float, rng: random.Random) -> str:
-    """A share of the characters that are in the alphabet, each by another one of it."""
+    """Replace a share of the characters in the alphabet, each by another one of it."""
     places = [i for i, each in enumerate(thought) if each in alphabet]
     others = [rng.choice(alphabet.replace(thought[i], "")) for i in places]
     order = rng.sample(range(len(places)), len(places))
@@ -143,7 +143,7 @@ class ScoredEnv(MarkovianEnv):
 
 
 def studied(problems_P: Sequence[MarkovianProblem], seed: int) -> list[ProblemGroupBuilder]:
-    """The problems, each with the thought of the next one that has another answer."""
+    """Return the problems, each with the thought of the next with another answer."""
     found: list[ProblemGroupBuilder] = []
     for p, problem in enumerate(problems_P):
         others = (other.tokenized for other in (*problems_P[p + 1 :], *problems_P[:p]))

@@ -121,7 +121,7 @@ def draw_sum(
 def generate_sums(
     seed: int, fold: Fold, *, num_terms: int, num_digits: int, operations: str
 ) -> Iterator[Sum]:
-    """Seeded stream of distinct sums of one split.
+    """Yield distinct sums of one split, in an order that a seed decides.
 
     Args:
         seed: same seed, same stream.
@@ -141,7 +141,7 @@ _WHOLE = re.compile(r"(-?\d+)\.0+")
 
 
 def read_problem(row: Row, tokenizer: "Tokenizer | None", lengths: tuple[int, int]) -> Problem:
-    """The problem of a row.
+    """Read the problem of a row.
 
     Args:
         row: one row.
@@ -184,14 +184,14 @@ def read_problem(row: Row, tokenizer: "Tokenizer | None", lengths: tuple[int, in
 
 
 def _one(row: Row, name: str) -> str:
-    """An answer as text; a whole number without decimals."""
+    """Return an answer as text; a whole number without decimals."""
     answer = one_answer(row, name)
     whole = _WHOLE.fullmatch(answer)
     return whole[1] if whole else answer
 
 
 def _choice(row: Row) -> tuple[str, str, tuple[str, ...]]:
-    """MMLU has a list and a number, ARC texts with labels and a key, which may be digits."""
+    """Read a choice: MMLU has a list and a number, ARC texts with labels and a key."""
     choices = row.value("choices")
     if isinstance(choices, Mapping):
         of = cast("Mapping[str, list[object]]", choices)
@@ -213,7 +213,7 @@ def _choice(row: Row) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _cut(row: Row, tokenizer: "Tokenizer | None", asked: int, answered: int) -> tuple[str, str]:
-    """The start of a text, and what follows."""
+    """Return the start of a text, and what follows."""
     text = row.text("text")[: (asked + answered) * _CHARACTERS_PER_TOKEN]
     if tokenizer is None:
         return text, text

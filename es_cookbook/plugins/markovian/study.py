@@ -140,7 +140,7 @@ def _dataset(run: RunConfig) -> MarkovianDatasetBuilder:
 async def _thought(
     name: str, run: RecordedRun, config: Config
 ) -> tuple[Results, list[Mapping[str, object]]]:
-    """The results of a run's centre as it is now, on its engine, and a line per problem."""
+    """Let a run's centre think: return its results, and a line per problem."""
     say(f"{name}: loading {run.model_name} on {run.config.engine.name}")
     rebuilt = await rebuild(run)
     async with closing(rebuilt.engine) as engine:
@@ -171,7 +171,7 @@ def _lines(
 
 
 async def _read(run: RunConfig, sampler: PopulationSampler, lines_P: _Lines) -> Results:
-    """Another model reads the thoughts, with its own tokenizer; lost rollouts are left out."""
+    """Let another model read the thoughts; lost rollouts are left out."""
     engine, scored_P = sampler.engine, list[ProblemGroupBuilder]()
     for line in lines_P:
         if "thought" in line:
@@ -185,7 +185,7 @@ async def _read(run: RunConfig, sampler: PopulationSampler, lines_P: _Lines) -> 
 
 
 def _estimates(found: Mapping[str, Results], seed: int) -> dict[str, dict[str, Estimate]]:
-    """The mean of each metric with its interval, by run or model."""
+    """Return the mean of each metric with its interval, by run or model."""
     return {
         name: {metric: results.estimate(metric, seed) for metric in sorted(results.metrics)}
         for name, results in found.items()
@@ -276,7 +276,7 @@ def draw_study(
 
 
 def _lost(of: Mapping[str, Estimate], damage: str) -> Line:
-    """The cost of damage, by percent of the thought, with its intervals."""
+    """Return the cost of damage by percent of the thought, with its intervals."""
     percent_M = [100 * share for share in SHARES]
     found_M = [of[f"{FRAGILITY}/{damage}/{x:.0f}"] for x in percent_M]
     interval = [each.low for each in found_M], [each.high for each in found_M]

@@ -75,19 +75,19 @@ class Math(Reward):
 
     @override
     def __call__(self, text: str, row: Fields) -> float:
-        """1 or 0, without a deadline, in this process: for scripts."""
+        """Return 1 or 0, without a deadline, in this process: for scripts."""
         golds, answers = self.golds_and_answers(text, row)
         return equal_to_any(golds, answers, is_imported()) if answers else 0.0
 
     @override
     def read(self, text: str, row: Fields) -> str | None:
-        """The answer without white space; other forms of an equal formula vote separately."""
+        """Return the answer without white space; equal formulas of other forms differ."""
         answer = extracted(text, self.extract)
         return None if answer is None else "".join(answer[:LONGEST_ANSWER].split())
 
     @override
     async def grade(self, text: str, row: Fields) -> Score:
-        """1 or 0, from a worker process, and whether it was late."""
+        """Return 1 or 0, from a worker process, and whether it was late."""
         golds, answers = self.golds_and_answers(text, row)
         if not answers:
             return 0.0, {_TIMEOUTS: 0.0}
@@ -108,7 +108,7 @@ class Math(Reward):
         self.check()  # A row may have named this reward itself.
 
     def golds_and_answers(self, text: str, row: Fields) -> tuple[list[str], list[str]]:
-        """The formulas to compare: right answers, and the given one or none."""
+        """Return the formulas to compare: right answers, and the given one or none."""
         golds = [self._gold(gold) for gold in texts_of(row, self.field)]
         text = composed(spoken(text))
         answer = said_answer(text, self.extract)
@@ -142,7 +142,7 @@ _BEHIND = re.compile(
 
 
 def stated(text: str) -> str:
-    r"""The formula that an answer states: itself, or the last one of a text, without dollars.
+    r"""Return the formula that an answer states: itself, or the last one of a text.
 
     Empty where the text says more of the last one than that it is the answer.
 
@@ -171,7 +171,7 @@ def stated(text: str) -> str:
 
 
 def _bare(box: str) -> str:
-    """The content of a box, without dollars."""
+    """Return the content of a box, without dollars."""
     return _DOLLARS.sub(" ", box).strip()
 
 
@@ -182,7 +182,7 @@ _PERCENT = r"\%"
 
 
 def _exact(found: Reading, like: str) -> str:
-    """A number as math-verify reads it; a decimal one, which is rounded, stays one."""
+    """Format a number as math-verify reads it; a decimal, which is rounded, stays one."""
     value = found.value * 100 if found.is_percent else found.value
     size = f"{abs(value.numerator)}"
     if value.denominator > 1 and "." in like:
@@ -221,7 +221,7 @@ _WRITTEN = [
 
 
 def _normal(latex: str) -> str:
-    """A formula in the spelling that math-verify reads rightly."""
+    """Return a formula in the spelling that math-verify reads correctly."""
     latex = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda run: f"^{{{run[0].translate(_RAISED)}}}", latex)
     for pattern, by in _WRITTEN:
         latex = pattern.sub(by, latex.strip())
@@ -256,7 +256,7 @@ _MISREAD = re.compile(
 
 
 def _is_readable(latex: str) -> bool:
-    """Whether math-verify is known to read all of a formula as it is meant."""
+    """Return whether math-verify is known to read all of a formula as it is meant."""
     texts = _TEXT.findall(latex)
     bare = re.sub(r"\\(?:begin|end)\{[pbv]?matrix\}", " ", _TEXT.sub(" ", latex))
     bare = re.sub(r"\\mathbb\s*\{?[RNZQC]\}?", " ", bare)
@@ -279,7 +279,7 @@ def _is_readable(latex: str) -> bool:
 
 
 def _words(text: str) -> str | None:
-    r"""The folded words of an answer in words, such as `\text{Monday}`; None for formulas."""
+    r"""Return the folded words of an answer such as `\text{Monday}`; None for formulas."""
     inner, folded = _TEXT.fullmatch(text.strip()), _folded(text)
     is_long = inner is not None or len(folded) > 2
     return folded if is_long and re.fullmatch(_WORD + rf"(?:[ '’-]{_WORD})*", folded) else None
@@ -297,7 +297,7 @@ _SYMBOL_UNITS = re.compile(r"(?:[cmk]m|[mk]g|m[lL]|ft|in|mi|lb|oz|GB|MB|kB|yd)$"
 
 
 def _number(latex: str) -> Reading | None:
-    """A number by the grammar, unless a letter may be a variable."""
+    """Parse a number by the grammar, unless a letter may be a variable."""
     bare = re.sub(r"\\[A-Za-z]+|(?<=\d)[eE](?=[-+]?\d)", " ", _TEXT.sub(" ", latex))
     short = re.findall(r"(?<![A-Za-z])[A-Za-z]{1,2}(?![A-Za-z])", bare)
     is_plain = "=" not in latex and all(map(_SYMBOL_UNITS.match, short))
@@ -311,7 +311,7 @@ _Same: TypeAlias = Callable[[str, str], bool]
 
 
 def _are_equal(gold: str, answer: str, same: _Same) -> bool:
-    """Whether two formulas say the same; `same` compares what math-verify reads as it is meant."""
+    """Return whether two formulas are equal; `same` compares those that are readable."""
     if _squeezed(gold) == _squeezed(answer):
         return True
     numbers = _number(gold), _number(answer)
@@ -345,7 +345,7 @@ def _squeezed(latex: str) -> str:
 
 
 def _values(gold: str, answer: str, same: _Same) -> tuple[str, str] | None:
-    """Both without names before `=` if only one has them; None if these are not just names."""
+    """Return both without names before `=`, if only one has them; else None."""
     equations = [_EQUALS.search(each) is not None for each in (gold, answer)]
     if equations[0] == equations[1]:
         return gold, answer
@@ -366,7 +366,7 @@ def _values(gold: str, answer: str, same: _Same) -> tuple[str, str] | None:
 
 
 def equal_to_any(golds: list[str], answers: list[str], imported: object) -> float:
-    """1 or 0, by math-verify without its own alarms; may not terminate.
+    """Return 1 or 0, by math-verify without its own alarms; may not terminate.
 
     Args:
         golds: accepted answers.

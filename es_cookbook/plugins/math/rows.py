@@ -47,7 +47,7 @@ class MathProblem:
 
 
 def read_problem(row: Row) -> MathProblem:
-    r"""The problem of a row, whose columns say which format it has.
+    r"""Read the problem of a row, whose columns say which format it has.
 
     Raises:
         DataError: Columns of no known format, or no answer where the format has it.
@@ -80,7 +80,7 @@ def read_problem(row: Row) -> MathProblem:
 
 
 def one_answer(row: Row, name: str) -> str:
-    """The only answer under `name`."""
+    """Return the only answer under `name`."""
     try:
         (answer,) = texts_of(row.fields, name)
     except (DataError, ValueError) as error:
@@ -89,7 +89,7 @@ def one_answer(row: Row, name: str) -> str:
 
 
 def _tags(row: Row) -> tuple[str, ...]:
-    """`level` and `type`, where there are some: "Level 5" is "level 5"."""
+    """Return `level` and `type`, where there are some: "Level 5" is "level 5"."""
     found: list[str] = []
     for name in ("level", "type"):
         value = row.fields.get(name)

@@ -28,7 +28,7 @@ from es_cookbook.rl.types import Datasets, Tokenizer
 
 
 def _servers(rows: "ToolRows") -> str:
-    """A digest of the servers, whose commands may contain spaces and commas."""
+    """Return a digest of the servers, whose commands may contain spaces and commas."""
     return f"mcp:{hashlib.sha256(rows.tools.encode()).hexdigest()[:16]}"
 
 

@@ -47,7 +47,7 @@ class MCPEnv(ToolEnv):
             return await shared(tool.server).call(tool, call.arguments)
 
     async def _session(self, server: Server) -> Session:
-        """The rollout's own; the first waits for the turn of all that it will have."""
+        """Return the rollout's own session; the first one waits for its turn."""
         if server not in self._own:
             first = not self._own
             release = await turn("rollout with MCP servers", server.at_once) if first else None

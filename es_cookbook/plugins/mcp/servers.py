@@ -55,7 +55,7 @@ class Server:
 
 
 def targets(tools: str) -> list[str]:
-    """The servers that `tools=` names: "mcp:" and a command or URL, with commas between them.
+    """Parse `tools=`: "mcp:" and a command or URL, several separated by commas.
 
     >>> targets("mcp:python a.py --names=x,y, mcp:http://127.0.0.1:8000/mcp")
     ['python a.py --names=x,y', 'http://127.0.0.1:8000/mcp']
@@ -92,7 +92,7 @@ class MCPTool(ToolSchema):
 
 
 def checked_tools(server: Server, described: "Sequence[Described]") -> Iterator[MCPTool]:
-    """The tools of a server, one by one, for chat templates.
+    """Yield the tools of a server for chat templates, checked.
 
     Raises:
         EnvError: There are none or too many, or one cannot be shown to a model; says which.
@@ -127,7 +127,7 @@ def check_names(tools: Sequence[MCPTool]) -> None:
 
 
 def _is_schema(schema: Mapping[str, Any]) -> bool:
-    """Whether templates can show it: an object whose properties are objects, too."""
+    """Return whether templates can show it: an object whose properties are objects, too."""
     properties = schema.get("properties", {})
     return (
         schema.get("type") == "object"
@@ -138,7 +138,7 @@ def _is_schema(schema: Mapping[str, Any]) -> bool:
 
 
 def to_result(result: "CallToolResult", max_chars: int) -> Result:
-    """A result for the model: its texts, or its JSON if it has none.
+    """Return a result for the model: its texts, or its JSON if it has none.
 
     Pictures, sounds and links are left out, and named.
     """

@@ -60,7 +60,7 @@ class Session:
         self.living = asyncio.create_task(self._live())
 
     async def tools(self) -> Sequence[MCPTool]:
-        """The tools that the server has.
+        """Return the tools that the server has.
 
         Raises:
             EnvError: It does not start, is slow, or has tools that cannot be used.
@@ -69,7 +69,7 @@ class Session:
             return self._tools
 
     async def call(self, tool: MCPTool, arguments: Mapping[str, object]) -> Result:
-        """The result of a call, for the model to read.
+        """Return the result of a call, for the model to read.
 
         Raises:
             EnvError: The server is slow, has ended, or its answer is not a result.
@@ -112,7 +112,7 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def _in_use(self) -> AsyncGenerator[ClientSession]:
-        """Context manager for a request to the server; failures are raised as `EnvError`."""
+        """Yield the client for a request to the server; failures are raised as `EnvError`."""
         self._num_calls += 1
         try:
             with anyio.fail_after(self._server.timeout):
@@ -166,12 +166,12 @@ class Session:
 
 
 def _is_closed(error: MCPError) -> bool:
-    """Whether the library raised it: many servers give their own errors the same code."""
+    """Return whether the library raised it; servers use the same code for own errors."""
     return error.code == CONNECTION_CLOSED and error.message == "Connection closed"
 
 
 async def _all_tools(client: ClientSession) -> "list[Described]":
-    """All tools, of as many pages as there are; no more than one too many."""
+    """Return all tools, of all pages, but no more than one too many."""
     tools: list[Described] = []
     cursor = None
     while len(tools) <= MOST_TOOLS:
@@ -188,7 +188,7 @@ _listed: RunVar[dict[Server, Sequence[MCPTool]]] = RunVar("tools of MCP servers"
 
 
 def shared(server: Server) -> Session:
-    """The session of this event loop, with which it ends."""
+    """Return the session of this event loop, with which it ends."""
     known = _shared.get({})
     _shared.set(known)
     if server not in known or known[server].is_retired:
@@ -197,7 +197,7 @@ def shared(server: Server) -> Session:
 
 
 async def listed(server: Server) -> Sequence[MCPTool]:
-    """The tools that a server has; one that is shared is then there.
+    """Return the tools that a server has; a shared session is open then.
 
     Raises:
         EnvError: It does not start, is slow, or has tools that cannot be used.
@@ -215,5 +215,5 @@ async def listed(server: Server) -> Sequence[MCPTool]:
 
 
 def known_tools(server: Server) -> Sequence[MCPTool]:
-    """The server's tools, which were listed before on this event loop."""
+    """Return the server's tools, which were listed before on this event loop."""
     return _listed.get()[server]

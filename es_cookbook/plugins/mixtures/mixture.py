@@ -101,7 +101,7 @@ class Part:
 
 
 def easy_pool(easy: Part, main: Part, schedule: Table = EASY_POOL) -> tuple[Part, Part]:
-    """Two parts: the easy one has the share given by `schedule`, the main one the rest."""
+    """Return two parts: the easy one has the share of `schedule`, the main one the rest."""
     rest = tuple(1 - factor for factor in schedule.factors)
     return (
         chz.replace(easy, weight=1.0, schedule=schedule),
@@ -388,7 +388,7 @@ class _MixtureDataset(RLDataset):
         return batch
 
     def _make_streams(self) -> Mapping[_Kind | None, Stream]:
-        """A stream for each kind, or one for all where there are no shares."""
+        """Return a stream for each kind, or one for all where there are no shares."""
         order, seed = self._config.order, self._config.seed
 
         def epoch(kind: _Kind | None, number: int) -> list[int]:
@@ -404,7 +404,7 @@ class _MixtureDataset(RLDataset):
         return {None: Stream(lambda n: interleaved([epoch(k, n) for k in self._kinds]), len(self))}
 
     def _weights(self, generation: int) -> Mapping[_Kind | None, float]:
-        """Each stream's share of a batch; they sum to 1."""
+        """Return each stream's share of a batch; they sum to 1."""
         if None in self._streams:
             return {None: 1.0}
         members = self._config.members

@@ -43,7 +43,7 @@ class Replay:
         check_range(self, "warmup", "exploration", at_least=0)
 
     def values(self, results_P: Iterable[ProblemResult]) -> dict[str, float]:
-        """The value of each problem of a generation; those without a rollout are left out.
+        """Return the value of each problem of a generation that has a rollout.
 
         A problem that occurs twice has the mean of its values.
         """
@@ -94,12 +94,12 @@ class ReplayBuffer:
         self.known[problem] = 1, value
 
     def sample(self, count: int, without: Collection[str] = ()) -> list[str]:
-        """The problems of the largest upper confidence bounds, largest first."""
+        """Return the problems of the largest upper confidence bounds, largest first."""
         bounds = {name: b for name, b in self.bounds().items() if name not in without}
         return sorted(bounds, key=lambda name: -bounds[name])[:count]
 
     def bounds(self) -> Mapping[str, float]:
-        """Each problem's upper confidence bound: μ + C · √(ln(1 + Σn) / n).
+        """Return each problem's upper confidence bound: μ + C · √(ln(1 + Σn) / n).
 
         μ is the mean of its n values; UCB1 (Auer, Cesa-Bianchi and Fischer 2002) with a constant C.
         """
@@ -123,7 +123,7 @@ class Stream:
         self._size = size
 
     def take(self, count: int, is_usable: Callable[[int], bool]) -> list[int]:
-        """The next problems, those left out that are not usable: their turn is over.
+        """Return the next problems; those that are not usable are passed over.
 
         Where a whole epoch has none that is usable, all are.
         """
@@ -140,7 +140,7 @@ class Stream:
 
 
 def interleaved(parts: Sequence[Sequence[int]]) -> list[int]:
-    """All parts spread evenly over each other: sorted by (i + ½) / length of the part.
+    """Spread all parts evenly: sort by (i + ½) / length of the part.
 
     >>> interleaved([[0, 1, 2, 3], [10, 11]])
     [0, 10, 1, 2, 11, 3]
@@ -154,7 +154,7 @@ def interleaved(parts: Sequence[Sequence[int]]) -> list[int]:
 
 
 def quotas(weights: Sequence[float], count: int, offset: float) -> list[int]:
-    """`count` places shared out by weight, each share to within one place: systematic sampling.
+    """Divide `count` places by weight, to within one place: systematic sampling.
 
     With `offset` drawn uniformly from [0, 1), the expected shares are exact.
 
@@ -208,5 +208,5 @@ class Filter:
             raise ConfigError("a filter leaves out solved_by_all, solved_by_none or both")
 
     def leaves_out(self, solved: float) -> bool:
-        """Whether a problem with this share of rollouts that solved it is left out."""
+        """Return whether to leave out a problem with this share of solved rollouts."""
         return (self.solved_by_all and solved >= 1) or (self.solved_by_none and solved <= 0)

@@ -48,7 +48,7 @@ STRENGTH = 0.3
 
 
 def dynamic_fractions(lengths: NDArray[np.float64], limit: float) -> NDArray[np.float64]:
-    """Each length as a share of the limit, at most 1.
+    """Return each length as a share of the limit, at most 1.
 
     >>> dynamic_fractions(np.array([0.0, 5.0, 40.0]), limit=20)
     array([0.  , 0.25, 1.  ])
@@ -57,7 +57,7 @@ def dynamic_fractions(lengths: NDArray[np.float64], limit: float) -> NDArray[np.
 
 
 def normalised_fractions(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The normal distribution function of each length's z-score among these lengths.
+    """Return the normal distribution function of each length's z-score.
 
     So there is no limit to choose: 0.5 is as long as the mean, and lengths that are all the same
     are all 0.5.
@@ -79,7 +79,7 @@ def penalised(
     fractions: NDArray[np.float64],
     strength: float = STRENGTH,
 ) -> NDArray[np.float64]:
-    """Rewards adjusted by length, see the module's text; all arrays have one shape.
+    """Return rewards adjusted by length; all arrays have one shape.
 
     >>> penalised(np.array([1.0, 1.0, 0.1, 0.1]), np.array([True, True, False, False]),
     ...           np.array([0.0, 1.0, 0.0, 1.0]))
@@ -122,7 +122,7 @@ class Length(_Penalty, Reward):
     limit: int = chz.field(default=200, doc="words at which an answer is fully long")
 
     def __call__(self, text: str, row: Fields) -> Score:
-        """The adjusted reward, and the other one with its metrics."""
+        """Return the adjusted reward, and the other one with its metrics."""
         return self._adjusted(text, self.of(text, row))
 
     async def grade(self, text: str, row: Fields) -> Score:

@@ -45,7 +45,7 @@ class _WeightedMetrics(Objective):
         weights: Sequence[float],
         scored: Callable[[NDArray[np.float64]], NDArray[np.float64]],
     ) -> NDArray[np.float64]:
-        """Σ weight · scored(a genome's means over its attempts); NaN where all were lost."""
+        """Return Σ weight · scored(a genome's mean over attempts); NaN where all were lost."""
         scores_P_G = np.zeros(outcomes.rewards_P_G_K.shape[:2])
         for name, weight in zip(self.rewards, weights, strict=True):
             if name in REWARD_NAMES and name not in outcomes.metrics:
@@ -92,7 +92,7 @@ class Gdpo(_WeightedMetrics):
 
 
 def normalised(values_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
-    """z-scores over the genomes at each problem; 0 where all are the same, and for NaN.
+    """Return z-scores over the genomes at each problem; 0 where all are equal, and for NaN.
 
     >>> normalised(np.array([[1.0, 3.0, np.nan], [5.0, 5.0, 5.0]]))
     array([[-1.,  1.,  0.],
@@ -133,7 +133,7 @@ class RewardSchedule(_WeightedMetrics):
         check_weights(self.rewards, start=self.start, final=self.final)
 
     def weights(self, generation: int) -> tuple[float, ...]:
-        """Weight of each reward in a generation.
+        """Return the weight of each reward in a generation.
 
         >>> RewardSchedule(start=(1.0, 0.0), final=(0.0, 1.0), over=4).weights(1)
         (0.75, 0.25)

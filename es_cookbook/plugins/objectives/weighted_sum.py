@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 
 def _rewards() -> Iterator[tuple[str, type[Reward]]]:
-    """All rewards that can be imported; naming another one reports why it cannot."""
+    """Yield all rewards that can be imported; naming another one reports why it cannot."""
     for name in REWARD_NAMES:
         with contextlib.suppress(ConfigError):
             if name != "sum":
@@ -46,7 +46,7 @@ ROW_FIELD = "reward"
 
 
 def _with_parts(cls: type[_T]) -> type[_T]:
-    """Adds each reward's options, as a field of its name."""
+    """Add each reward's options, as a field of its name."""
     cls.__annotations__ = {**cls.__annotations__, **_PARTS}
     for name, part in _PARTS.items():
         setattr(cls, name, chz.field(default_factory=part, doc=f"options of the reward {name}"))
@@ -89,7 +89,7 @@ class WeightedSum(Reward):
 
     @override
     def __call__(self, text: str, row: Fields) -> Score:
-        """The sum, and each reward by its name, all computed here and now."""
+        """Return the sum, and each reward by its name, computed in this process."""
         return self._sum({name: part(text, row) for name, part in self._of(row)})
 
     @override
@@ -104,7 +104,7 @@ class WeightedSum(Reward):
 
     @override
     def read(self, text: str, row: Fields) -> str | None:
-        """The answer that the first of them to find one reads."""
+        """Return the answer that the first reward to find one reads."""
         found = (part.read(text, row) for _, part in self._of(row))
         return next((answer for answer in found if answer is not None), None)
 
@@ -138,7 +138,7 @@ class WeightedSum(Reward):
         return total, metrics | rewards
 
     def _of(self, row: Fields) -> Iterator[tuple[str, Reward]]:
-        """The rewards of a row, with their names."""
+        """Yield the rewards of a row, with their names."""
         parts = self._parts()
         for name in self._named_by(row):
             if name not in parts:

@@ -65,7 +65,7 @@ class Machine(NamedTuple):
 
 
 def machine_of(text: str) -> Machine:
-    """The machine that an option describes: "here", "laptop", "80gb" or "8x80gb".
+    """Parse the option `machine`: "here", "laptop", "80gb" or "8x80gb".
 
     Raises:
         ConfigError: It is written differently.
@@ -248,7 +248,7 @@ class Plan:
         self.missing = -self.remaining
 
     def _usable(self, part: float) -> int:
-        """Memory without temporaries and 1 GiB, a guess at CUDA's context, libraries and graphs."""
+        """Return memory without temporaries and 1 GiB for CUDA, libraries and graphs."""
         from es_cookbook.engines.vllm.memory import CENTRE_WORK_BYTES
 
         return max(0, int(self.memory_bytes * part) - GIB - CENTRE_WORK_BYTES)
@@ -262,7 +262,7 @@ class Plan:
         self.work = 2 * (activations + self.rows * self.vocabulary * 4)
 
     def _table_row(self, size: int) -> int:
-        """Size · Σ ranks · (in + out) over matmuls; one matmul may compute q, k and v."""
+        """Return the bytes of a row: size · Σ ranks · (in + out) over matmuls."""
         from es_cookbook.engines.torch.population_layers import PopulationModel
         from es_cookbook.engines.torch.resident_weights import elements_of_row
 
@@ -321,7 +321,7 @@ class Plan:
 
 
 def core_rate(products: "torch.dtype") -> float:
-    """Operations per second of a core in products of a dtype, measured now; int8 as float32."""
+    """Measure operations per second of a core in products of a dtype; int8 as float32."""
     import torch
 
     from es_cookbook.engines.torch.kernels.products import multiply, one_thread
@@ -392,7 +392,7 @@ def _device(plan: Plan) -> str:
 
 
 def report(plan: Plan) -> str:
-    """The page that is printed."""
+    """Return the page that is printed."""
     lines: list[str] = []
     for label, number in _rows(plan):
         value = show_bytes(number) if isinstance(number, int) else number
@@ -401,7 +401,7 @@ def report(plan: Plan) -> str:
 
 
 def _rows(plan: Plan) -> Iterator[tuple[str, int | str]]:
-    """Labels with bytes or text; labels without text are titles."""
+    """Yield labels with bytes or text; labels without text are titles."""
     config, vllm = plan.config, plan.vllm
     rollouts = config.population_size * plan.attempted
     yield f"{config.model_name}: {plan.parameters:,} parameters in {plan.dtype}", ""

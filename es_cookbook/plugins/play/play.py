@@ -76,12 +76,12 @@ _HELP = "\n".join(
 
 
 def is_at_terminal() -> bool:
-    """Whether a person is at the terminal, rather than a script."""
+    """Return whether a person is at the terminal, rather than a script."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def problem_text(played: Played, decode: Decode, which: Mapping[str, object]) -> str:
-    """An attempt at a problem, without control characters; `which` has its split and number."""
+    """Return an attempt at a problem as text; `which` has its split and number."""
     name = f" ({played.problem})" if played.problem else ""
     lines = [f"{which['split']} problem {which['problem']}{name}"]
     rollout = played.rollout
@@ -164,7 +164,7 @@ class _Session:
                 print("\n[stopped]")
 
     def _read(self) -> str | None:
-        """The next prompt, or None at the end; a backslash at the end of a line continues it."""
+        """Read the next prompt; None at the end. A trailing backslash continues a line."""
         who = f"genome {self._who}" if isinstance(self._who, int) else self._who
         text, prefix = "", f"generation {self._rebuilt.generation}, {who}> "
         while (line := self._read_line(prefix)) is not None:

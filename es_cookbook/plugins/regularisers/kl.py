@@ -28,7 +28,7 @@ from es_cookbook.rl.types import (
 
 
 def kl_per_token(genome_T: Sequence[float], base_T: Sequence[float]) -> float:
-    """Schulman's k3 from log-probabilities of the tokens that the genome sampled, averaged.
+    """Return Schulman's k3, the mean over tokens that the genome sampled.
 
     With the log ratio ℓ = log π_base(token) − log π_genome(token),
 
@@ -61,7 +61,7 @@ class _KLEnv(Env):
         return self.prompt
 
     async def act(self, observation: Observation) -> Action:
-        """An answer drawn from the genome's own distribution."""
+        """Sample an answer from the genome's own distribution."""
         return await self.policy.sample(observation, self.params)
 
     async def step(self, action: Action) -> StepResult:

@@ -56,7 +56,7 @@ class _PairEnv(Env):
 
     @override
     async def step(self, action: Action) -> StepResult:
-        """Metrics `margin`, and `preferred`: whether the chosen answer is the likelier one."""
+        """Return metrics: `margin`, and `preferred`, whether the chosen answer is likelier."""
         margin = await self.pair.margin(self.policy)
         return StepResult(0.0, done=True, metrics={MARGIN: margin, "preferred": float(margin > 0)})
 
@@ -76,7 +76,7 @@ class PairProblem(EnvGroupBuilder):
         return EnvGroup([_PairEnv(self) for _ in range(num_envs)])
 
     async def margin(self, policy: Policy) -> float:
-        """Log-probability of the chosen answer minus that of the rejected one, over all tokens."""
+        """Return log-probability of the chosen answer minus that of the rejected one."""
         chosen_T = await policy.logprobs(self.prompt_T, self.chosen_T)
         rejected_T = await policy.logprobs(self.prompt_T, self.rejected_T)
         return math.fsum(chosen_T) - math.fsum(rejected_T)

@@ -21,7 +21,7 @@ def check_texts(source: str, option: str, *names: str) -> None:
 
 
 def dealt(problems: Sequence[EnvGroupBuilder], count: int, seed: int) -> AddedProblems:
-    """`count` of the problems in each generation, in an order that follows from the seed."""
+    """Return `count` of the problems in each generation, in an order that a seed decides."""
     return lambda generation, _: [
         problems[i] for i in in_epochs(len(problems), seed, generation * count, count)
     ]

@@ -32,7 +32,7 @@ _LONGEST_VALUE = 500
 
 
 def page_data(runs: Sequence[RunFiles]) -> dict[str, object]:
-    """The data of runs and of their groups."""
+    """Return the data of runs and of their groups."""
     groups = grouped(runs)
     firsts = [group[0] for group in groups.values()]
     fields = differing(firsts)
@@ -53,7 +53,7 @@ def page_data(runs: Sequence[RunFiles]) -> dict[str, object]:
 
 
 def _charted(run: RunFiles) -> dict[str, object]:
-    """The data of one run."""
+    """Return the data of one run."""
     problems = list(run.problems)
     columns = _columns(_thinned(run.metrics, problems), problems)
     if not run.metrics:
@@ -77,7 +77,7 @@ def _charted(run: RunFiles) -> dict[str, object]:
 
 
 def sentence(runs: Sequence[RunFiles]) -> str:
-    """A sentence on the training and gain of a group of runs, as means over the runs."""
+    """Return a sentence on cost and gain of a group of runs, as means over the runs."""
     done = [run.generations_done for run in runs]
     length = plural(max(done), "generation")
     if len(runs) > 1:
@@ -123,7 +123,7 @@ def _ends(rows: Sequence[Mapping[str, float]], key: str) -> tuple[float, float] 
 def _thinned(
     rows: Sequence[dict[str, float]], problems: list[str]
 ) -> Sequence[Mapping[str, float]]:
-    """All rows, or evenly spaced ones and the last if a page cannot hold all."""
+    """Return all rows, or evenly spaced ones and the last if a page cannot hold all."""
     if len(rows) <= _MOST_ROWS:
         return rows
     step = math.ceil(len(rows) / _MOST_ROWS)
@@ -134,7 +134,7 @@ def _thinned(
 def _columns(
     rows: Sequence[Mapping[str, float]], problems: list[str]
 ) -> dict[str, list[float | None]]:
-    """Metric -> its value in every row; None if it was not measured or is not finite."""
+    """Return each metric's value in every row; None if missing or not finite."""
     counts = Counter(key for row in rows for key in row)
     keys = list(counts)
     if len(keys) > _MOST_KEYS:
@@ -148,7 +148,7 @@ def _columns(
 
 
 def _fitness(run: RunFiles) -> dict[str, object] | None:
-    """Quantiles of each generation's fitness, and points of single genomes."""
+    """Return quantiles of each generation's fitness, and points of single genomes."""
     records = run.records
     if len(records) > _MOST_ROWS:
         records = records[:: math.ceil(len(records) / _MOST_ROWS)]
@@ -176,7 +176,7 @@ def _quantiles(values_G: NDArray[np.float64]) -> list[float | None]:
 
 
 def _rounded(value: float, digits: int = 6) -> float | None:
-    """The value with so many digits; None if it is not finite."""
+    """Return the value with so many digits; None if it is not finite."""
     if not math.isfinite(value):
         return None
     is_whole = value == int(value) and abs(value) < 2**53

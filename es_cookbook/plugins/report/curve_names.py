@@ -15,7 +15,7 @@ _SAYS_LITTLE = ("num_generations", "eval_", "dataset.num_", "snapshot_", "engine
 
 
 def grouped(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
-    """Name of a curve (method and differing fields) -> its runs."""
+    """Group runs into curves, by name (method and differing fields)."""
     groups: dict[object, list[RunFiles]] = {}
     for run in runs:
         fields = frozenset((path, str(v)) for path, v in run.config.items() if _tells_apart(path))
@@ -36,7 +36,7 @@ def grouped(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
 
 
 def differing(runs: Sequence[RunFiles]) -> list[str]:
-    """Fields that differ among the Configs that could be read; another class explains its own."""
+    """Return fields that differ among Configs; those of another class are left out."""
     configs = [run.config for run in runs if run.config]
     found: list[str] = []
     for path in dict.fromkeys(path for config in configs for path in config):

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 def frames(log_paths: Paths) -> "pandas.DataFrame":
-    """Some runs as one table, in their order; the module's docstring lists its columns.
+    """Return runs as one table, in their order; the module's docstring has its columns.
 
     Args:
         log_paths: run directories, or directories of run directories, such as a sweep's.
@@ -93,7 +93,7 @@ def write_table(table: "pandas.DataFrame", output: Path) -> None:
 
 
 def _read(log_paths: Paths) -> list[RunFiles]:
-    """The runs that can be read; logs a warning for each of the others, if any run is left."""
+    """Read the runs that can be read; log a warning for each of the others."""
     given = [log_paths] if isinstance(log_paths, str | Path) else log_paths
     runs: list[RunFiles] = []
     failed: list[RunDirectoryError] = []
@@ -112,14 +112,14 @@ def _read(log_paths: Paths) -> list[RunFiles]:
 
 
 def _runs_in(path: Path) -> Sequence[Path]:
-    """The run directory itself, or the run directories directly inside."""
+    """Return the run directory itself, or the run directories directly inside."""
     inside = sorted(each.parent for each in path.glob(f"*/{CONFIG}"))
     is_run = (path / CONFIG).exists() or (path / METRICS).exists()
     return inside if inside and not is_run else [path]
 
 
 def _generations(run: RunFiles) -> Iterator[_Row]:
-    """A row for each generation in the metrics or the history, in order."""
+    """Yield a row for each generation in the metrics or the history, in order."""
     rows: dict[int, _Row] = {}
     for metrics in run.metrics:
         generation = metrics.get(GENERATION_KEYS[METRICS], math.nan)
@@ -146,7 +146,7 @@ def _history(record: Record) -> _Row:
 
 
 def table_of(rows: Sequence[Mapping[str, object]], first: Sequence[str] = ()) -> "pandas.DataFrame":
-    """Rows as a table that Parquet can hold: each column has one type, `first` come first.
+    """Return rows as a table with one type per column, as Parquet needs; `first` come first.
 
     Raises:
         ConfigError: pandas is not installed.
@@ -161,7 +161,7 @@ def table_of(rows: Sequence[Mapping[str, object]], first: Sequence[str] = ()) ->
 
 
 def _column(values: Sequence[object]) -> Sequence[object]:
-    """The values, or their texts if their types differ or Parquet cannot hold them."""
+    """Return the values, or their texts if types differ or Parquet cannot hold them."""
     kinds = {type(value) for value in values if value is not None}
     is_huge = any(isinstance(value, int) and abs(value) > _LARGEST for value in values)
     if not is_huge and str not in kinds and (len(kinds) < 2 or kinds == {int, float}):
@@ -170,7 +170,7 @@ def _column(values: Sequence[object]) -> Sequence[object]:
 
 
 def _text(text: str) -> str:
-    """Text without unpaired surrogates, which UTF-8 cannot encode."""
+    """Return text without unpaired surrogates, which UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

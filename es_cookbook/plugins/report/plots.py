@@ -51,7 +51,7 @@ class Line:
 def lines_of(
     groups: Mapping[str, Sequence[RunFiles]], metric: str, over: Spent, scale: float = 1.0
 ) -> dict[str, Line]:
-    """A curve per group of runs, with values times `scale`.
+    """Return a curve per group of runs, with values times `scale`.
 
     Raises:
         ConfigError: The runs of a group were never measured at the same point.
@@ -177,7 +177,7 @@ def draw_bars(
 
 
 def _plain(text: str) -> str:
-    """Text that matplotlib shows unchanged: it would read text between dollar signs as TeX."""
+    """Escape dollar signs, between which matplotlib would read TeX."""
     return printable(text).replace("$", r"\$")
 
 
@@ -202,7 +202,7 @@ def _files(path: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _figure(path: Path, title: str, x_label: str, y_label: str) -> Generator["Axes"]:
-    """Axes to draw on; on exit the files are written."""
+    """Yield axes to draw on; on exit, write the files."""
     require_matplotlib()
     import matplotlib
     from matplotlib.figure import Figure

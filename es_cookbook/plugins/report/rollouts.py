@@ -88,7 +88,7 @@ class RolloutTable:
         return number
 
     def compressed(self, most_bytes: int) -> tuple[bytes, int | None]:
-        """Everything as gzipped JSON of at most `most_bytes`, unless the numbers alone are larger.
+        """Return everything as gzipped JSON of at most `most_bytes`, if the numbers fit.
 
         Returns:
             The data, and the number of characters to which texts were cut; None if none was.
@@ -138,7 +138,7 @@ class _Texts:
         return any(missing for _, missing, _ in self._numbers)
 
     def plain(self, limit: int) -> list[object]:
-        """Each as text or, if it is cut, as [start, missing, end]."""
+        """Return each as text or, if it is cut, as [start, missing, end]."""
         cut = (_cut(text, limit) for text in self._numbers)
         return [list(each) if each[1] else each[0] for each in cut]
 
@@ -148,7 +148,7 @@ def _length(text: _Cut) -> int:
 
 
 def _cut(text: _Cut, limit: int) -> _Cut:
-    """At most `limit` characters: two thirds from the start, the rest from the end."""
+    """Cut a text to `limit` characters: two thirds from the start, the rest from the end."""
     start, missing, end = text
     if _length(text) <= limit:
         return text
@@ -158,13 +158,13 @@ def _cut(text: _Cut, limit: int) -> _Cut:
 
 
 def compressed_json(value: object) -> bytes:
-    """JSON in UTF-8, gzipped; unpaired surrogates, which UTF-8 cannot encode, are escaped."""
+    """Return gzipped JSON in UTF-8; unpaired surrogates are escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return gzip.compress(text.encode("utf-8", "backslashreplace"), _LEVEL, mtime=0)
 
 
 def _back_references(numbers: Sequence[int]) -> list[object]:
-    """0 if a number is the next new one, else the number plus 1."""
+    """Return 0 for each number that is the next new one, else the number plus 1."""
     found: list[object] = []
     new = 0
     for number in numbers:

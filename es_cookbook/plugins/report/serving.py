@@ -40,7 +40,7 @@ async def watch(log_paths: Sequence[Path], megabytes: float) -> None:
 
 
 def report_application(log_paths: Sequence[Path], megabytes: float, token: str) -> Starlette:
-    """The page at `/<token>/`, and beside it its data and their `version`.
+    """Return the application: the page at `/<token>/`, its data and their `version`.
 
     Raises:
         RunDirectoryError: No run can be read.

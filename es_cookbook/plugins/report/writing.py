@@ -49,7 +49,7 @@ _logger = logging.getLogger(__name__)
 def contents(
     log_paths: Sequence[Path], megabytes: float = MEGABYTES, *, are_complete: bool = False
 ) -> dict[str, bytes]:
-    """The data of runs: `charts` and `rollouts`, as gzipped JSON. Problems are listed on the page.
+    """Return the data of runs, `charts` and `rollouts`, as gzipped JSON.
 
     Args:
         log_paths: run directories.
@@ -170,7 +170,7 @@ class _ReportWriter(Tracker):
 
 
 def page(data: Mapping[str, bytes], follow: str = "") -> Iterator[bytes]:
-    """The page in parts; with `follow`, the data's version, it asks its server for later ones."""
+    """Yield the page in parts; with `follow`, the data's version, it asks for later ones."""
     script, style = _script(), "\n".join(map(_asset, _STYLES))
     policy = "; ".join(
         (
@@ -207,7 +207,7 @@ def _asset(name: str) -> str:
 
 @cache
 def _script() -> str:
-    """The library and one function with our scripts, which share a scope."""
+    """Return the library and one function with our scripts, which share a scope."""
     library, *own = map(_asset, _SCRIPTS)
     return "\n".join([library, '(() => {\n"use strict";', *own, "})();"])
 

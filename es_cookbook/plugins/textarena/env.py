@@ -66,7 +66,7 @@ _LISTED = re.compile(r"[Aa]vailable (?:[Mm]oves|[Aa]ctions)[^:\n]*:(.*)")
 
 
 def legal_moves(shown: str) -> list[str]:
-    """The moves in the last list of moves that a game shows, if any.
+    """Return the moves in the last list of moves that a game shows, if any.
 
     >>> legal_moves("Available Moves: '[0]', '[4]'"), legal_moves("Your move.")
     (['[0]', '[4]'], [])
@@ -76,7 +76,7 @@ def legal_moves(shown: str) -> list[str]:
 
 
 def _registration() -> ModuleType:
-    """The library's module with the games that there are, by name, and what makes one."""
+    """Return the library's module with its games by name and their constructor."""
     if importlib.util.find_spec("textarena") is None:
         raise not_installed("dataset.game", "textarena", "es-cookbook[textarena]")
     from textarena.envs import registration  # pyright: ignore[reportMissingImports]
@@ -85,7 +85,7 @@ def _registration() -> ModuleType:
 
 
 def check_game(name: str) -> int:
-    """The number of players of a game.
+    """Return the number of players of a game.
 
     Raises:
         ConfigError: textarena is not installed or knows no such game, or the game needs more than
@@ -135,7 +135,7 @@ class _Played:
             random.setstate(others)
 
     def shown(self) -> tuple[int, str]:
-        """The player whose turn it is, and what that player is shown."""
+        """Return the player whose turn it is, and what that player is shown."""
         return self._alone(lambda: self._game.get_observation())
 
     def move(self, text: str) -> None:
@@ -143,7 +143,7 @@ class _Played:
         self.done, _ = self._alone(lambda: self._game.step(text))
 
     def result(self) -> tuple[Mapping[int, float], Mapping[int, Mapping[str, object]]]:
-        """Rewards and what else is known, by player."""
+        """Return rewards and what else is known, by player."""
         return self._game.close()
 
 
@@ -194,7 +194,7 @@ class _TextArenaEnv(Env):
         return self._ended()
 
     async def _shown_next(self) -> str | None:
-        """The text that the policy is shown at its next turn; None at the end of the game."""
+        """Return what the policy is shown at its next turn; None at the end of the game."""
         while not self._played.done:
             player, shown = self._played.shown()
             if player == self.player:
@@ -211,7 +211,7 @@ class _TextArenaEnv(Env):
         return self._opponent_rng.choice(moves)
 
     def asked_first(self) -> Observation:
-        """The observation for the game's first player."""
+        """Return the observation for the game's first player."""
         return self._asked(self._played.shown()[1])
 
     def _asked(self, shown: str) -> Observation:
@@ -220,7 +220,7 @@ class _TextArenaEnv(Env):
         return observation
 
     def _said(self, action: Action) -> str:
-        """A turn without its thoughts, because games would find moves there too."""
+        """Return a turn without its thoughts, in which games would find moves, too."""
         return spoken(whole_turn(action.text, self._opened))
 
     def _ended(self) -> StepResult:

@@ -184,7 +184,7 @@ class _WandbTracker(_LibraryTracker):
 
 
 def _row(generation: int, sampled: SampledRollout, decode: Decode) -> list[str | int | float]:
-    """A row of a table, without control characters and HTML from a model or an Env."""
+    """Return a row of a table, without control characters and HTML."""
     rollout, prompt = sampled.rollout, ""
     if isinstance(rollout, LostRollout):
         answer = f"lost: {rollout.reason}"
@@ -215,7 +215,7 @@ def _is_logged_in() -> bool:
 
 
 def _is_reachable() -> bool:
-    """Whether W&B's server answers, with any status."""
+    """Return whether W&B's server answers, with any status."""
     import httpx2
     import wandb
 
@@ -233,7 +233,7 @@ def _is_reachable() -> bool:
 
 
 def _mode(project: str | None) -> Literal["online", "offline", "disabled"]:
-    """Online with a project, a login and a server, unless WANDB_MODE says otherwise."""
+    """Return online with a project, a login and a server, unless WANDB_MODE differs."""
     wanted = os.environ.get("WANDB_MODE", "online")
     if wanted == "disabled":
         return "disabled"
@@ -371,7 +371,7 @@ def _start_trackio(builder: TrackioTrackerBuilder, run: RunInfo) -> "trackio.run
 
 
 def _name(given: str | None, run: RunInfo) -> str:
-    """A run's name in a library; a rewound run gets another one."""
+    """Return a run's name in a library; a rewound run gets another one."""
     name, rewinds = given or run.path.resolve().name, num_rewinds(run.path)
     return f"{name}-rewound-{rewinds}" if rewinds else name
 

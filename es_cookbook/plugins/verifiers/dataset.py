@@ -52,7 +52,7 @@ class _Package(chz.factories.MetaFactory):
 
 
 def _options(problems: "TasksetProblems") -> str | None:
-    """The word for options that could name files or code; None for numbers and plain words."""
+    """Return the trust that options need which could name files or code; else None."""
     try:
         given = json.loads(problems.options)
     except (ValueError, RecursionError):
@@ -131,7 +131,7 @@ class TasksetProblems(RLDatasetBuilder):
         return Datasets(dataset, test_P)
 
     def _held_out(self, contents: Collection[str]) -> set[str]:
-        """The tasks' contents that are held out: an arbitrary share, always the same."""
+        """Return the contents of held-out tasks: an arbitrary share, always the same."""
         most = min(self.num_test, math.ceil(self.test_fraction * len(contents)))
         in_order = sorted(contents, key=lambda each: digest_of(each).to_bytes(8, "little"))
         return set(in_order[:most])

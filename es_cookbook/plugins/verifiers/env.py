@@ -124,7 +124,7 @@ class _TaskEnv(Env):
             await asyncio.wait([self._playing])
 
     async def _next(self) -> StepResult:
-        """The next observation, or the end of the episode."""
+        """Return the next observation, or the end of the episode."""
         try:
             found = await self._asked.get()
         except BaseException:
@@ -206,7 +206,7 @@ class _Agent:
         self.counts = dict.fromkeys(_COUNTS, 0.0)
 
     async def run(self, task: Task, **borrowed: object) -> Trace:
-        """One turn on the task's own prompt, scored."""
+        """Run one turn on the task's own prompt, scored."""
         async with self._episode(task, borrowed) as interaction:
             await interaction.turn()
             if interaction.trace.stop_condition is None:
@@ -215,7 +215,7 @@ class _Agent:
 
     @contextlib.asynccontextmanager
     async def interaction(self, task: Task, **borrowed: object) -> "AsyncGenerator[_Interaction]":
-        """Context manager for a chat with the environment as the user; scored on exit."""
+        """Hold a chat with the environment as the user; it is scored on exit."""
         async with self._episode(task, borrowed) as interaction:
             yield interaction
             if interaction.trace.stop_condition is None:
@@ -251,7 +251,7 @@ class _Agent:
 
 
 async def _call_hook(method: Callable[..., Awaitable[None]], trace: Trace) -> None:
-    """A task's own `setup` or `finalize`; the library's empty ones want a runtime."""
+    """Call a task's own `setup` or `finalize`; the library's empty ones want a runtime."""
     if getattr(method, "__func__", None) not in (vf.Task.setup, vf.Task.finalize):
         await invoke(method, {"trace": trace})
 
@@ -298,7 +298,7 @@ class _Interaction:
         return vf.Segment(messages=said)
 
     async def _model_turn(self) -> bool:
-        """One answer of the model and the results of its tools; returns whether it continues."""
+        """Take one answer and run its tools; return whether the chat continues."""
         trace, session, counts = self.trace, self._session, self._agent.counts
         if await session.refused() is not None:
             counts["turn_limit"] = float(trace.stop_condition == "max_turns")
@@ -339,7 +339,7 @@ class _Interaction:
         return await self._answered(response.message, parsed)
 
     def _observation(self) -> Observation | None:
-        """The model's next observation; None if the context is full."""
+        """Return the model's next observation; None if the context is full."""
         chat = self._agent.chat
         if self._stream is None or self._said is None:
             messages = [_as_message(message) for message in self._messages]
@@ -352,7 +352,7 @@ class _Interaction:
         return self._stream.observation
 
     def _parsed(self, observation: Observation, action: Action) -> Parsed:
-        """A turn's calls, and its text without thoughts."""
+        """Return a turn's calls, and its text without thoughts."""
         chat, parsed = self._agent.chat, Parsed(action.text)
         opened = opened_thought(chat.tokenizer, observation.tokens_T)
         if self._tools.tools:
@@ -377,7 +377,7 @@ class _Interaction:
 
 
 def _session(task: Task, trace: Trace, max_turns: int) -> RolloutSession:
-    """The library's object for stop conditions and limits."""
+    """Return the library's object for stop conditions and limits."""
     stops = [(hook_boundary(stop, allow_trace=True), stop) for stop in task.hooks("stop")]
     return RolloutSession(
         # Only needed for model calls over HTTP.
@@ -391,7 +391,7 @@ def _session(task: Task, trace: Trace, max_turns: int) -> RolloutSession:
 
 
 def _opening(task: Task, system: str) -> "list[vf.Message]":
-    """The system message and the prompt, as the library's `null` harness puts them."""
+    """Return the system message and the prompt, as the library's `null` harness does."""
     prompt = _typed(task.data.prompt)
     text = task.data.system_prompt
     if text is None and not any(isinstance(message, vf.SystemMessage) for message in prompt):
@@ -408,7 +408,7 @@ def _typed(message: "str | Sequence[vf.Message | dict[str, Any]] | None") -> "li
 
 
 def _as_message(message: vf.Message) -> Message:
-    """Converts a message of the library.
+    """Convert a message of the library.
 
     Raises:
         DataError: It is not text.
@@ -430,7 +430,7 @@ def _as_call(call: vf.ToolCall) -> ToolCall:
 def _response(
     trace: Trace, observation: Observation, action: Action, parsed: Parsed
 ) -> vf.Response:
-    """The model's turn as the library has it."""
+    """Return the model's turn in the library's form."""
     number = trace.num_turns
     calls = [
         vf.ToolCall(id=f"call_{number}_{i}", name=call.name, arguments=as_json(call.arguments))

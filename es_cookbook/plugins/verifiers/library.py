@@ -41,13 +41,13 @@ _LONGEST = 300
 
 
 def said(error: BaseException) -> str:
-    """An error's message on one line."""
+    """Return an error's message on one line."""
     text = printable(" ".join(str(error).split()))
     return f"{type(error).__name__}: {text[:_LONGEST]}".removesuffix(": ")
 
 
 def find_taskset(package: str) -> type:
-    """The class of the taskset that a package exports.
+    """Return the class of the taskset that a package exports.
 
     Args:
         package: an installed package, or a module or package in the current directory.
@@ -93,7 +93,7 @@ class Source:
         return _environment(self)
 
     def tasks(self, most: int) -> list[Task]:
-        """The first tasks of a taskset, checked; `most` of them at most.
+        """Return the first tasks of a taskset, at most `most`, after checks.
 
         Raises:
             ConfigError: As `env`, or a task needs something that is not available.
@@ -201,7 +201,7 @@ def _name(hook: Callable[..., object]) -> str:
 
 
 def text_of(message: vf.Message, what: str) -> str:
-    """The text of a message.
+    """Return the text of a message.
 
     Raises:
         DataError: `what` holds something else, an image for example.

@@ -47,7 +47,7 @@ class _Server:
             await self.toolset.setup_task(data)
 
     async def described(self) -> "list[tuple[str, vf.Tool]]":
-        """The tools, each by the name that the toolset has for it."""
+        """Return the tools, each with the name that the toolset has for it."""
         prefix = f"{self.toolset.server_name}_" if self.toolset.server_name else ""
         return [
             (
@@ -113,7 +113,7 @@ class Tools:
                 self.tools.append(tool)
 
     async def call(self, call: vf.ToolCall, trace: vf.Trace[Any, Any, Any]) -> Result:
-        """The result of a call, for the model to read."""
+        """Return the result of a call, for the model to read."""
         if call.name not in self._dispatch:
             return Result(f"error: unknown tool {call.name!r}", failed=True)
         server, name = self._dispatch[call.name]
@@ -135,7 +135,7 @@ _shared_servers: "weakref.WeakKeyDictionary[vf.Env[Any], Sequence[_Server]]" = (
 
 
 async def _shared(env: vf.Env[Any]) -> Sequence[_Server]:
-    """The taskset's own toolsets, one of each in a process, started when the dataset is loaded."""
+    """Return the taskset's own toolsets, started once per process."""
     if env not in _shared_servers:
         taskset = env.taskset
         servers = [_Server(each) for each in type(taskset).toolsets(taskset.config)]
@@ -146,7 +146,7 @@ async def _shared(env: vf.Env[Any]) -> Sequence[_Server]:
 
 
 async def described_tools(env: vf.Env[Any], task: Task) -> list[ToolSchema]:
-    """The tools of a task for chat templates."""
+    """Return the tools of a task for chat templates."""
     tools = Tools()
     try:
         await tools.open(env, task)

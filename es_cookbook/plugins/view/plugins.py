@@ -33,7 +33,7 @@ def main(config: Plugins) -> None:
 
 
 def _by_distribution() -> Mapping[str, Mapping[str, Sequence[str]]]:
-    """Distribution and version -> group -> names of its parts; es-cookbook first."""
+    """Return the parts by distribution and group; es-cookbook comes first."""
     found: dict[str, dict[str, list[str]]] = {}
     every = [
         (group, each)
@@ -51,7 +51,7 @@ def _place(found: tuple[str, EntryPoint]) -> tuple[bool, str]:
 
 
 def problems() -> Iterator[str]:
-    """A sentence for each name that cannot be used."""
+    """Yield a sentence for each name that cannot be used."""
     for group, names in groups().items():
         for name, (first, *others) in names.items():
             if is_own(first) and not others:

@@ -49,7 +49,7 @@ class Runs:
 
 
 def found_in(directory: Path) -> Iterator[RunFiles]:
-    """Every run in a directory and its folders, without runs inside a run.
+    """Yield every run in a directory and its folders, without runs inside a run.
 
     Runs of another version are skipped with a warning.
 
@@ -92,7 +92,7 @@ def main(config: Runs) -> None:
 
 
 def _lines(columns: dict[str, list[str]], width: int | None) -> Iterator[Text]:
-    """The columns side by side, cut to the width of a terminal."""
+    """Yield the columns side by side, cut to the width of a terminal."""
     widths = {name: max(map(cell_len, cells)) for name, cells in columns.items()}
     if width is not None:
         room = width - sum(widths[name] + 2 for name in _NAMES[1:])
@@ -108,7 +108,7 @@ def _lines(columns: dict[str, list[str]], width: int | None) -> Iterator[Text]:
 
 
 def _best_score(run: RunFiles) -> tuple[float, str] | None:
-    """The highest value of the main metric of a run, and its label."""
+    """Return the highest value of the main metric of a run, and its label."""
     for key, label in _LABELS.items():
         values = [row[key] for row in run.metrics if math.isfinite(row.get(key, math.nan))]
         if values:
@@ -129,7 +129,7 @@ def _row(run: RunFiles) -> tuple[str, ...]:
 
 
 def screen_width() -> int | None:
-    """Width of the terminal; None if stdout is not one."""
+    """Return the width of the terminal; None if stdout is not one."""
     console = Console(file=sys.stdout)
     return console.width if console.is_terminal else None
 
@@ -146,7 +146,7 @@ def print_line(text: Text | str = "") -> None:
 
 
 def shortened(text: str, width: int) -> str:
-    """A name cut to a number of columns; the end of a longer name is kept.
+    """Cut a name to a number of columns; the end of a longer name is kept.
 
     >>> shortened("runs/compare/es-seed0", 12)
     '…re/es-seed0'
@@ -160,7 +160,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def last_update(log_path: Path) -> float:
-    """Time at which a run last wrote something, as `time.time` has it; 0 if unknown."""
+    """Return the time at which a run last wrote something; 0 if unknown."""
     times = [0.0]
     for name in (HISTORY, METRICS, ROLLOUTS, CONFIG):
         with contextlib.suppress(OSError):  # Missing or not readable.
@@ -173,12 +173,12 @@ def updated(log_path: Path) -> str:
 
 
 def generations(run: RunFiles) -> str:
-    """Recorded and planned generations."""
+    """Return recorded and planned generations."""
     return f"{run.generations_done}/{run.num_generations or '?'}"
 
 
 def shown_path(path: Path) -> str:
-    """A path without control characters."""
+    """Return a path without control characters."""
     return one_line(str(path)).replace("\\\\", "\\")
 
 

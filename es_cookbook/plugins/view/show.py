@@ -102,7 +102,7 @@ def _head(run: RunFiles) -> Iterator[Text]:
 
 
 def _facts(rows: Sequence[Mapping[str, float]]) -> str:
-    """Rollouts, tokens and time, if they were measured."""
+    """Return rollouts, tokens and time, if they were measured."""
     last = {key: value for row in rows for key, value in row.items() if math.isfinite(value)}
     facts = [
         f"{compact(last[f'progress/{name}'])} {name}"
@@ -115,14 +115,14 @@ def _facts(rows: Sequence[Mapping[str, float]]) -> str:
 
 
 def _recipe_defaults(run: RunFiles) -> Mapping[str, object] | None:
-    """The recipe's default Config by dotted path; None if the run is not a recipe's."""
+    """Return the recipe's default Config by dotted path; None without a recipe."""
     names = {RECIPES[name]: name for name in RECIPES}
     recipe = names.get(str(run.config.get("")))
     return flattened(json.loads(config_to_json(recipe_defaults(recipe)))) if recipe else None
 
 
 def _fields(run: RunFiles, defaults: Mapping[str, object] | None, width: float) -> list[str]:
-    """`field  value (default)`, for fields that differ from the recipe's defaults."""
+    """Return `field  value (default)` for fields that differ from the recipe's defaults."""
     if defaults is None:
         found = {path: "" for path in _ALWAYS if path in run.config}
     else:
@@ -149,7 +149,7 @@ def _cut(line: str, width: int) -> str:
 
 
 def _value(value: object) -> str:
-    """A value as a user would type it; a class without its module."""
+    """Return a value as a user would type it; a class without its module."""
     if isinstance(value, str):
         return class_name(value) or one_line(value)
     return one_line(json.dumps(value))
@@ -167,7 +167,7 @@ def _gains(run: RunFiles) -> Iterator[str]:
 
 
 def _sure(rows: Sequence[Mapping[str, float]], key: str) -> str:
-    """The interval of the last value of a held-out metric, and its number of problems."""
+    """Return the interval of a held-out metric's last value, and the number of problems."""
     last = next(row for row in reversed(rows) if math.isfinite(row.get(key, math.nan)))
     within = interval(last, key)
     over = f", {last[PROBLEMS]:.0f} problems" if PROBLEMS in last else ""

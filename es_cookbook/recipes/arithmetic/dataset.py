@@ -45,7 +45,7 @@ class Problem:
 def generate_problems(
     seed: int, fold: Fold, *, num_terms: int = 2, num_digits: int = 3
 ) -> Iterator[Problem]:
-    """Endless seeded stream of distinct problems of one split.
+    """Yield distinct problems of one split, without end, in an order that a seed decides.
 
     Args:
         seed: same seed, same stream.
@@ -64,7 +64,7 @@ def draw_problem(rng: random.Random, num_terms: int = 2, num_digits: int = 3) ->
 
 
 def ones_first(number: int) -> str:
-    """The digits of a number from the ones upwards.
+    """Return the digits of a number from the ones upwards.
 
     >>> ones_first(632)
     '236'
@@ -73,7 +73,7 @@ def ones_first(number: int) -> str:
 
 
 def columns(terms: Sequence[int]) -> list[int]:
-    """The sum of each column of digits, ones first, without carries.
+    """Return the sum of each column of digits, ones first, without carries.
 
     >>> columns([347, 285])
     [12, 12, 5]
@@ -83,7 +83,7 @@ def columns(terms: Sequence[int]) -> list[int]:
 
 
 def forgot_a_carry(terms: Sequence[int], answer: str) -> bool:
-    """Whether an answer, ones first, is right except for one or more forgotten carries.
+    """Return whether an answer, ones first, is right but for one or more missing carries.
 
     >>> forgot_a_carry([347, 285], "225"), forgot_a_carry([347, 285], "226")
     (True, True)
@@ -107,7 +107,7 @@ PromptStyle: TypeAlias = Literal["compact", "words"]
 
 
 def question(terms: Sequence[int], style: PromptStyle) -> str:
-    """The problem in words, or in the bundled model's shorthand, which is answered ones first.
+    """Return the question in words, or as the bundled model knows it (answered ones first).
 
     >>> question([347, 285], "compact")
     '347+285='
@@ -119,7 +119,7 @@ def question(terms: Sequence[int], style: PromptStyle) -> str:
 
 
 def gold_answer(terms: Sequence[int], style: PromptStyle) -> str:
-    """The answer that earns the full reward.
+    """Return the answer that earns the full reward.
 
     >>> gold_answer([347, 285], "compact"), gold_answer([347, 285], "words")
     ('236', '632')
@@ -146,7 +146,7 @@ class ArithmeticEnv(ProblemEnv):
     style: PromptStyle = "compact"
 
     def grade(self, text: str) -> Grade:
-        """Reward and metrics: `correct`, `digits`, `well_formed`, `forgot_carry`."""
+        """Return reward and metrics: `correct`, `digits`, `well_formed`, `forgot_carry`."""
         gold = ones_first(sum(self.terms))
         answer, well_formed = self._read(text.strip(), len(gold))
         correct = float(answer == gold)
@@ -160,7 +160,7 @@ class ArithmeticEnv(ProblemEnv):
         return Grade(0.5 * correct + 0.5 * digits, metrics, {ANSWER: answer} if answer else None)
 
     def _read(self, text: str, longest: int) -> tuple[str, bool]:
-        """The digits of the answer, ones first, and whether the text is nothing else.
+        """Return the digits of the answer, ones first, and whether the text is nothing else.
 
         In words the last number of the text counts, in any context. Of a number longer
         than any sum can be, nothing counts.

@@ -67,7 +67,7 @@ class Problem:
         return "right" if self.operations == "+*" else "left"
 
     def steps(self, order: Order) -> tuple[str, str, str]:
-        """Two operations in this order, and the result."""
+        """Return two operations in this order, and the result."""
         (a, b, c), (first, second) = self.numbers, self.operations
         inner = f"{a}{first}{b}" if order == "left" else f"{b}{second}{c}"
         value = calculate.function(inner)
@@ -80,7 +80,7 @@ class Problem:
 
 
 def generate_problems(seed: int, fold: Fold) -> Iterator[Problem]:
-    """Seeded stream of distinct problems of one fold."""
+    """Yield distinct problems of one fold, in an order that a seed decides."""
     return problems_of("calculator", seed, fold, draw_problem)
 
 
@@ -91,7 +91,7 @@ def draw_problem(rng: random.Random) -> Problem:
 
 
 def chat_of(problem: Problem, order: Order, form: Form) -> tuple[str, ...]:
-    """The model's turns: two calls and the answer."""
+    """Return the model's turns: two calls and the answer."""
     *expressions, answer = problem.steps(order)
     calls = [ToolCall("calculate", {"expression": text}) for text in expressions]
     return (*(call_text(call, form) for call in calls), answer)
@@ -143,7 +143,7 @@ class CalculatorEnv(QuestionEnv):
 
 
 def question(problem: Problem, style: PromptStyle) -> str:
-    """The problem in words, or in the bundled model's shorthand.
+    """Return the question in words, or as the bundled model knows it.
 
     >>> question(Problem((12, 34, 5), "+*"), "compact")
     '12+34*5='

@@ -84,20 +84,20 @@ class Problem:
     wanted: tuple[tuple[str, str], ...] = ()
 
     def is_in(self, fold: Fold, held_out: int) -> bool:
-        """Whether the problem is in the training fold, or in the held-out one."""
+        """Return whether the problem is in the training fold, or in the held-out one."""
         mine = fold_of_text(self.question)
         return mine not in (0, 1, held_out) if fold == "train" else mine == held_out
 
 
 def generate_problems(task: Task, seed: int, fold: Fold, held_out: int) -> Iterator[Problem]:
-    """Seeded stream of a task's distinct problems, for training or held out."""
+    """Yield a task's distinct problems, for training or held out."""
     rng = random.Random(derive_seed(seed, f"chat/{task}/{fold}"))
     draw = functools.partial(KINDS[task].draw, rng)
     return distinct(draw, lambda problem: problem.is_in(fold, held_out))
 
 
 def grade(task: Task, text: str, problem: Problem) -> Grade:
-    """Reward and metrics of an answer."""
+    """Return reward and metrics of an answer."""
     return KINDS[task].grade(text.strip()[:LONGEST], problem)
 
 
@@ -170,7 +170,7 @@ def _words_of(text: str) -> list[str]:
 
 
 def _json_in(text: str) -> dict[str, object] | None:
-    """The object that an answer is, perhaps in a code block; None for anything else."""
+    """Return the JSON object in an answer, also in a code block; None for anything else."""
     inside = re.fullmatch(r"```(?:json)?\s*(.*?)\s*```", text, re.DOTALL)
     try:
         found = parsed((inside[1] if inside else text).encode("utf-8", "replace"))
@@ -211,7 +211,7 @@ def _draw_constraints(rng: random.Random) -> Problem:
 
 
 def _text(topic: str, wanted: Mapping[str, str]) -> str:
-    """A text about a topic that satisfies all of these constraints."""
+    """Return a text about a topic that satisfies all of these constraints."""
     edges = [[wanted[edge]] if edge in wanted else [] for edge in ("first", "last")]
     more = ["It is ours.", "Come and see."][: int(wanted.get("sentences", 1)) - 1]
     size = int(wanted.get("words", 10 + 3 * len(more)))
@@ -229,7 +229,7 @@ def _text(topic: str, wanted: Mapping[str, str]) -> str:
 
 
 def _grade_constraints(text: str, problem: Problem) -> Grade:
-    """The share of the constraints that hold, the topic among them."""
+    """Return the share of the constraints that hold, including the topic."""
     held = {name: text != "" and _CHECKS[name](text, value) for name, value in problem.wanted}
     _, *others = held.values()
     metrics = _metrics(correct=all(held.values()), well_formed=all(others), **held)

@@ -87,7 +87,7 @@ async def run_asserts(
 def asked_names(
     tests: tuple[str, ...], setup: str = "", reference: str | None = None
 ) -> tuple[Sequence[str], Sequence[str]]:
-    r"""Names that the tests take from the code, and modules that they import themselves.
+    r"""Return names that the tests take from the code, and modules that they import.
 
     >>> asked_names(("assert f(2) == abs(-4)", "assert math.isclose(f(.5), 1)"))
     (['f'], ['math'])
@@ -125,7 +125,7 @@ def _loaded(tree: ast.AST) -> set[str]:
 
 
 def _bound(tree: ast.AST) -> set[str]:
-    """Names to which a part of the tests gives a value, in any of its scopes."""
+    """Return names that a part of the tests assigns, in any scope."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
@@ -142,7 +142,7 @@ def _bound(tree: ast.AST) -> set[str]:
 
 
 def _modules(tree: ast.AST) -> set[str]:
-    """Modules of the standard library whose attributes are used: `math` of `math.isclose`."""
+    """Return standard modules whose attributes are used: `math` of `math.isclose`."""
     bases = (node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute))
     return {n.id for n in bases if isinstance(n, ast.Name)} & sys.stdlib_module_names
 

@@ -91,7 +91,7 @@ def _started(code: str) -> Callable[..., Any]:
     reads, writes = os.fdopen(from_code, "rb"), os.fdopen(to_code, "wb")
 
     def ask(*request: object) -> Any:
-        """The code's answer; raises what the code raises, as the nearest built-in exception."""
+        """Return the code's answer; raise what the code raises, as a built-in exception."""
         message = _encoded(request, _index)
         try:
             writes.write(message)
@@ -145,14 +145,14 @@ class _Remote:
 
 
 def _index(value: object) -> int:
-    """The index under which tests send an object: only the code's own can go back to it."""
+    """Return the index under which tests send an object, which must be the code's own."""
     if type(value) is not _Remote:
         raise TypeError(f"a {type(value).__name__} cannot be passed to the code, plain data can")
     return value.index
 
 
 def _kept(index: int) -> Any:
-    """Placeholder in a pickle for an object that stays in the code's process."""
+    """Stand in a pickle for an object that stays in the code's process."""
     raise NotImplementedError(index)
 
 
@@ -183,7 +183,7 @@ class _Reader(pickle.Unpickler):
         self._kept = kept
 
     def find_class(self, module: str, name: str) -> Any:
-        """The class of that name, if it is one that is exchanged."""
+        """Return the class of that name; only some classes are accepted."""
         if name == _kept.__name__:
             return self._kept
         found = getattr(importlib.import_module(module), name) if module in _LIBRARY else None
@@ -206,7 +206,7 @@ def _encoded(value: object, keep: Callable[[object], int]) -> bytes:
 
 
 def _nearest(error: BaseException) -> tuple[list[str], str]:
-    """The names of an exception's built-in classes, the nearest first, and its text."""
+    """Return the names of an exception's built-in classes, nearest first, and its text."""
     known = vars(builtins)
     names = [each.__name__ for each in type.mro(type(error)) if each in known.values()]
     try:
@@ -216,7 +216,7 @@ def _nearest(error: BaseException) -> tuple[list[str], str]:
 
 
 def _error(names: list[str], text: str) -> BaseException:
-    """An exception of the nearest class that takes a text."""
+    """Return an exception of the nearest class that accepts a text."""
     for name in names:
         kind = getattr(builtins, name, None)
         if isinstance(kind, type) and issubclass(kind, BaseException):
@@ -227,7 +227,7 @@ def _error(names: list[str], text: str) -> BaseException:
 
 
 def _namespace(module: str) -> dict[str, Any]:
-    """The names of a new module, in which `sys.modules` finds what its classes look for there."""
+    """Return the names of a new module, which is in `sys.modules` for its classes."""
     sys.modules[module] = types.ModuleType(module)
     return vars(sys.modules[module])
 

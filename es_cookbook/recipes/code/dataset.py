@@ -79,7 +79,7 @@ class Problem:
 
 
 def read_problem(row: Row, max_cases: int) -> Problem:
-    """A row in the format of MBPP or of APPS.
+    """Read a row in the format of MBPP or of APPS.
 
     MBPP: `text` or `prompt`, `test_list`, and where known `code`, `test_setup_code` and
     `test_imports`. APPS: `question`, `input_output` (JSON with `inputs` and `outputs`), and where
@@ -147,7 +147,7 @@ def _json(row: Row, name: str) -> object:
 
 
 def _texts(found: object) -> list[str]:
-    """A list of texts, each of which may be a list of lines; empty for anything else."""
+    """Return a list of texts; lists of lines are joined, and anything else gives none."""
     texts = [
         "\n".join(map(str, cast("list[object]", each))) if isinstance(each, list) else each
         for each in (cast("list[object]", found) if isinstance(found, list) else [])
@@ -156,7 +156,7 @@ def _texts(found: object) -> list[str]:
 
 
 def generate_problems(seed: int, *, is_test: bool, fold: int = 0) -> Iterator[Problem]:
-    r"""Seeded stream of distinct expressions to complete, of a fold or of all others.
+    r"""Yield distinct expressions to complete, of a fold or of all others.
 
     It ends where 100,000 draws have brought nothing new.
 
@@ -187,7 +187,7 @@ _FENCE = "```"
 
 
 def question(problem: Problem, shown_tests: int) -> str:
-    """The problem in words: an expression's shorthand stays as it is.
+    """Return the problem in words; for an expression, as the bundled model knows it.
 
     >>> question(Problem("Double x.", ("assert double(2) == 4",)), 1).splitlines()[2]
     'assert double(2) == 4'
@@ -204,7 +204,7 @@ def question(problem: Problem, shown_tests: int) -> str:
 
 
 def extract_code(text: str) -> str | None:
-    r"""The last `<answer>`, and in it, or in all that is said, the last closed fenced block.
+    r"""Return the last closed fenced block, of the last `<answer>` if there is one.
 
     >>> extract_code("So:\n```python\nx = 1\n```\nor\n```\nx = 2\n```\ndone")
     'x = 2\n'
@@ -272,7 +272,7 @@ async def _run_cases(
 
 
 def _lines(text: str) -> list[str]:
-    """The lines, without white space at their ends and at the end of the whole."""
+    """Return the lines, without trailing white space and empty lines at the end."""
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 

@@ -55,7 +55,7 @@ class _Parser:
         self.numbers: list[int] = []
 
     def expression(self, depth: int, level: int = 0) -> Number:
-        """Operands joined from the left by sums (level 0) or products (1)."""
+        """Parse operands joined from the left by sums (level 0) or products (1)."""
         if level == len(_OPERATORS):
             return self.factor(depth)
         value = self.expression(depth, level + 1)
@@ -86,7 +86,7 @@ class _Parser:
 
 
 def divide(left: Number, right: Number) -> Number:
-    """Exact quotient; a plain integer where it is whole, because fractions are slow.
+    """Return the exact quotient; an integer if it is whole, because fractions are slow.
 
     Raises:
         ZeroDivisionError: `right` is 0.
@@ -102,7 +102,7 @@ _OPERATORS: Sequence[Mapping[str, Callable[[Number, Number], Number]]] = (
 
 
 def evaluate(expression: str) -> tuple[Number, tuple[int, ...]] | None:
-    """Exact value of an expression and its whole numbers, as written; None for other text.
+    """Return an expression's exact value and its whole numbers; None for other text.
 
     >>> evaluate("(1 + 2) / 6")
     (Fraction(1, 2), (1, 2, 6))

@@ -77,7 +77,7 @@ def generate_problems(
     max_target: int = 99,
     fold: int = 0,
 ) -> Iterator[Problem]:
-    """Endless seeded stream of distinct solvable problems of one split.
+    """Yield distinct solvable problems of one split, in an order that a seed decides.
 
     It ends only where the parameters allow no further problem, which it takes for granted after
     100,000 draws that brought nothing new.
@@ -137,7 +137,7 @@ class Solution:
 
 
 def solve(numbers: Sequence[int], target: int) -> Solution | None:
-    """The first solution in a fixed order, or None if there is none.
+    """Return the first solution in a fixed order, or None if there is none.
 
     The order prefers sums to differences, products and quotients, and large numbers to small ones,
     so that a problem has one canonical solution for any order of its numbers.
@@ -155,7 +155,7 @@ def solve(numbers: Sequence[int], target: int) -> Solution | None:
 
 
 def _search(parts: list[_Part], target: int) -> str | None:
-    """Text of the first way to join all parts to the target."""
+    """Return the text of the first way to join all parts to the target."""
     if len(parts) == 1:
         return parts[0].text if parts[0].value == target else None
     found = (_search([step, *rest], target) for step, rest in _combine(parts))
@@ -163,14 +163,14 @@ def _search(parts: list[_Part], target: int) -> str | None:
 
 
 def _combine(parts: list[_Part]) -> Iterator[tuple[_Part, list[_Part]]]:
-    """Every pair of parts joined by every operator, with the parts that are left."""
+    """Yield every pair of parts joined by every operator, with the parts that are left."""
     for operator, (i, j) in itertools.product("+-*/", itertools.combinations(range(len(parts)), 2)):
         rest = [part for k, part in enumerate(parts) if k not in (i, j)]
         yield from ((step, rest) for step in _join(parts[i], parts[j], operator))
 
 
 def _join(first: _Part, second: _Part, operator: str) -> Iterator[_Part]:
-    """The one or two ways to join two parts: a difference and a quotient have two orders."""
+    """Yield the ways to join two parts: a difference and a quotient have two orders."""
     large, small = (first, second) if first.value >= second.value else (second, first)
     if operator == "+":
         yield _Part(large.value + small.value, f"{large.text}+{small.text}", 1)
@@ -186,7 +186,7 @@ def _join(first: _Part, second: _Part, operator: str) -> Iterator[_Part]:
 
 
 def _in(part: _Part, binding: int) -> str:
-    """The part as an operand: in parentheses where it binds less tightly than `binding`."""
+    """Return the part as an operand, in parentheses if it binds less than `binding`."""
     return part.text if part.binding >= binding else f"({part.text})"
 
 
@@ -201,7 +201,7 @@ _PAPER = (
 
 
 def question(numbers: Sequence[int], target: int, style: PromptStyle) -> str:
-    r"""The problem in words ("paper", from the literature) or in a shorthand ("compact").
+    r"""Return the problem in words ("paper") or as the bundled model knows it ("compact").
 
     The shorthand is the bundled model's. It sorts the numbers, largest first: their order means
     nothing, and a small model need not learn that.

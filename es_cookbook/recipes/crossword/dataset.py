@@ -36,7 +36,7 @@ for example <answer> ice cream </answer>."""
 
 
 def question(clue: str, enumeration: str | None, style: PromptStyle) -> str:
-    r"""The clue and its enumeration, with what a clue is ("words") or alone ("compact").
+    r"""Return the clue and its enumeration, with an explanation ("words") or without.
 
     >>> question("turned romed", "(5)", "compact"), question("Cold (3,5)", "(3,5)", "compact")
     ('turned romed (5)\n', 'Cold (3,5)\n')

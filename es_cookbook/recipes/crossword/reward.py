@@ -45,7 +45,7 @@ _INSIDE_WORDS = re.compile(
 
 
 def canonical(text: str) -> str:
-    """The letters of an answer: no accents, `&` as AND, upper case, A to Z only.
+    """Return the letters of an answer in upper case, without accents; `&` is AND.
 
     >>> canonical("Crème brûlée"), canonical("R & B")
     ('CREMEBRULEE', 'RANDB')
@@ -54,7 +54,7 @@ def canonical(text: str) -> str:
 
 
 def letters(enumeration: str) -> int:
-    """The number of letters in an enumeration.
+    """Return the number of letters in an enumeration.
 
     >>> letters("(3,2-4)")
     9
@@ -63,14 +63,14 @@ def letters(enumeration: str) -> int:
 
 
 def first_answer(text: str) -> str | None:
-    """The content of the first `<answer>` outside of thoughts; None if there is none."""
+    """Return the content of the first `<answer>` outside of thoughts, if any."""
     _, opened, rest = spoken(text).partition(ANSWER_OPEN)
     answer, closed, _ = rest.partition(ANSWER_CLOSE)
     return answer if opened and closed else None
 
 
 def enumeration_of(row: Fields) -> str | None:
-    """A row's `enumeration`, or what stands in brackets at its clue's end; None without either.
+    """Return a row's `enumeration`, or the one at the end of its clue, if any.
 
     >>> enumeration_of({"clue": "Cold dessert (3,5)"})
     '(3,5)'
@@ -151,13 +151,13 @@ class Crossword(Reward):
 
 
 def _words(text: str) -> list[str]:
-    """Words in capitals A to Z; an apostrophe does not end one, `&` is a word."""
+    """Return words in capitals A to Z; an apostrophe does not end one, `&` is a word."""
     plain = _INSIDE_WORDS.sub("", unicodedata.normalize("NFKD", text))
     return re.findall("[A-Z]+", plain.replace("&", " AND ").upper())
 
 
 def _contains(words: list[str], gold: str) -> bool:
-    """Whether consecutive whole words spell the solution: SLICE does not contain ICE."""
+    """Return whether consecutive whole words spell the solution: SLICE has no ICE."""
     ends = {0, *accumulate(map(len, words))}
     joined = "".join(words)
     start = joined.find(gold) if gold else -1
@@ -167,6 +167,6 @@ def _contains(words: list[str], gold: str) -> bool:
 
 
 def _worth(words: list[str]) -> float:
-    """The worth of containing the solution, in a text of so many words."""
+    """Return the value of containing the solution, which is less in a long text."""
     full, none = RAMP
     return min(1.0, max(0.0, (none - len(words)) / (none - full)))

@@ -49,7 +49,7 @@ class Problem:
 
 
 def generate_problems(seed: int, fold: Fold) -> Iterator[Problem]:
-    """Seeded stream of distinct problems of one fold."""
+    """Yield distinct problems of one fold, in an order that a seed decides."""
     return problems_of("guess_number", seed, fold, draw_problem)
 
 
@@ -62,7 +62,7 @@ def draw_problem(rng: random.Random) -> Problem:
 
 
 def halving(problem: Problem) -> list[int]:
-    """The guesses that always halve the remaining range.
+    """Return the guesses that always halve the remaining range.
 
     >>> halving(Problem(10, 30, 25))
     [20, 25]
@@ -75,7 +75,7 @@ def halving(problem: Problem) -> list[int]:
 
 
 def halves(low: int, high: int, guess: int) -> float:
-    """How well a guess halves the remaining range: 1 in the middle, 0 at an edge.
+    """Return how well a guess halves the remaining range: 1 in the middle, 0 at an edge.
 
     >>> halves(10, 30, 20), halves(10, 30, 15), halves(10, 30, 30), halves(7, 7, 7)
     (1.0, 0.5, 0.0, 1.0)
@@ -85,7 +85,7 @@ def halves(low: int, high: int, guess: int) -> float:
 
 
 def narrowed(low: int, high: int, guess: int, number: int) -> tuple[int, int]:
-    """The remaining range after a wrong guess."""
+    """Return the remaining range after a wrong guess."""
     return (max(low, guess + 1), high) if guess < number else (low, min(high, guess - 1))
 
 
@@ -133,7 +133,7 @@ class GuessEnv(MessageEnv):
         return Reply(0.5 * found + 0.5 * halving, done=True, metrics=metrics)
 
     def _read(self, text: str) -> int | None:
-        """A guess that may be right; compact the text must be nothing else."""
+        """Read a guess within the range; in the compact style nothing else may be said."""
         value = last_number(text)
         if self.style == "compact" and not (text.isascii() and text.isdigit()):
             return None

@@ -52,7 +52,7 @@ _NUMBER = re.compile(r"-?[0-9]+")
 
 
 def question(problem: Problem, style: PromptStyle) -> str:
-    """The problem with a sentence on tags ("words"), alone, or its part for small models."""
+    """Return the problem, with a sentence on tags ("words") or its last part ("compact")."""
     if style == "compact":
         return problem.question.rpartition(COMPACT_AFTER.get(problem.source.task, "\0"))[2]
     return problem.question + (_WORDS if style == "words" else "")
@@ -70,7 +70,7 @@ class LogicEnv(ProblemEnv):
 
     @override
     async def graded(self, text: str) -> Grade:
-        """Metrics: `correct`, `score`, `well_formed`, `not_scored`, `late`."""
+        """Return reward and metrics: `correct`, `score`, `well_formed`, `not_scored`, `late`."""
         own, entry = scorer(self.problem.source), self.problem.entry
         answer = said = extracted(text, "answer" if self.style == "words" else "text") or ""
         asks_for_number = _NUMBER.fullmatch(self.problem.gold or "") is not None
@@ -103,7 +103,7 @@ SMALL_OPTIONS = ("min_terms=3", "max_terms=3", "min_digits=1", "max_digits=1")
 
 
 def _options(problems: "LogicDatasetBuilder") -> str | None:
-    """The trust that a generator's options need: some name files, such as lists of words."""
+    """Return the trust that a generator's options need: some name files."""
     options = parsed_options(problems.task, problems.options or ())
     return None if all(is_plain_option(value) for _, value in options) else "options:reasoning_gym"
 
@@ -162,14 +162,14 @@ class LogicDatasetBuilder(FoldedDatasetBuilder):
         return ProblemDataset(train, self.problems_per_generation, seed, test_P)
 
     def generator(self) -> Source:
-        """The generator with its options."""
+        """Return the generator with its options."""
         options = self.options
         if options is None:
             options = SMALL_OPTIONS if self.task == SMALL_TASK else ()
         return Source(self.task, parsed_options(self.task, options))
 
     def problems(self) -> tuple[list[Problem], list[Problem]]:
-        """Training and test problems.
+        """Return training and test problems.
 
         A fold is what comes after those before it, and they are not trained on either.
 
@@ -184,7 +184,7 @@ class LogicDatasetBuilder(FoldedDatasetBuilder):
         return train, test
 
     def _drawn(self, seed: int, count: int, taken: set[str]) -> list[Problem]:
-        """`count` problems whose questions are not taken yet."""
+        """Draw `count` problems whose questions are not taken yet."""
         untaken = (p for p in problems(self.generator(), seed) if p.question not in taken)
         drawn = list(itertools.islice(untaken, count))
         taken.update(problem.question for problem in drawn)

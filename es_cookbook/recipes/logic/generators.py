@@ -31,7 +31,7 @@ _EXAMPLE = {
 
 
 def gold_answer(task: str, entry: Mapping[str, Any]) -> str | None:
-    """A right answer to a problem of a generator.
+    """Return a right answer to a problem of a generator, if one is known.
 
     Most bring one, and three hide an example in their metadata; `boxnet` and `rush_hour` have none.
     """
@@ -114,7 +114,7 @@ class Problem:
 
 
 def usable() -> list[str]:
-    """The names of the generators that are not refused."""
+    """Return the names of the generators that are not refused."""
     return sorted(set(_factory().DATASETS) - set(REFUSED))
 
 
@@ -133,7 +133,7 @@ def check_source(source: Source) -> None:
 
 
 def problems(source: Source, seed: int) -> Iterator[Problem]:
-    """Problems in an order that follows from the seed, no question twice, until there are no more.
+    """Yield problems in an order that a seed decides, each question once.
 
     Raises:
         DataError: The generator fails with these settings.
@@ -170,7 +170,7 @@ class _Scorer:
         return scorer, (self.source,)
 
     def __call__(self, answer: str, entry: Mapping[str, Any]) -> float:
-        """The score in [0, 1]; raises any error of the generator's function."""
+        """Return the score in [0, 1]; raises any error of the generator's function."""
         task = self.source.task
         if len(answer) > LONGEST_ANSWER or (task in TAKES_NAN and "nan" in answer.lower()):
             return 0.0
@@ -183,12 +183,12 @@ class _Scorer:
 
 @functools.cache
 def scorer(source: Source) -> _Scorer:
-    """A generator's scorer, made once."""
+    """Return a generator's scorer, which is made once."""
     return _Scorer(source)
 
 
 def score(scorer: _Scorer, answer: str, entry: Mapping[str, Any]) -> float | None:
-    """The score of an answer; None where the generator's function fails."""
+    """Return the score of an answer; None if the generator's function fails."""
     try:
         return scorer(answer, entry)
     except Exception:
@@ -196,13 +196,13 @@ def score(scorer: _Scorer, answer: str, entry: Mapping[str, Any]) -> float | Non
 
 
 def score_in_limits(scorer: _Scorer, answer: str, entry: Mapping[str, Any]) -> float | None:
-    """`score` in a worker process, which may neither print nor take much memory."""
+    """Return `score` in a worker process, without output and with limited memory."""
     with _limited_memory(), _quiet():
         return score(scorer, answer, entry)
 
 
 def parsed_options(task: str, options: Sequence[str]) -> tuple[tuple[str, object], ...]:
-    """`name=value` texts as pairs; a value is JSON, or else text.
+    """Parse `name=value` texts; a value is JSON, or else text.
 
     Raises:
         ConfigError: One is not of that form.
@@ -278,7 +278,7 @@ def _quiet() -> Generator[None]:
 
 @contextlib.contextmanager
 def _limited_memory() -> Generator[None]:
-    """On Linux, raise MemoryError if scoring an answer takes gigabytes."""
+    """Limit the memory of scoring on Linux, where more raises MemoryError."""
     statm = Path("/proc/self/statm")
     if not statm.exists():
         yield

@@ -43,7 +43,7 @@ _HOW = {
 
 
 def question(problem: str, style: PromptStyle) -> str:
-    r"""The problem, and how to answer it.
+    r"""Return the problem, and how to answer it.
 
     >>> question("What is 6 * 7?", "boxed").splitlines()[1]
     'Work it out step by step, and put the final answer into \\boxed{}.'
@@ -52,7 +52,7 @@ def question(problem: str, style: PromptStyle) -> str:
 
 
 def gold_text(gold: str, style: PromptStyle) -> str:
-    r"""A perfect answer.
+    r"""Return a perfect answer.
 
     >>> gold_text("42", "plain"), gold_text("42", "tags")
     ('\\boxed{42}', '<think></think><answer>42</answer>')
@@ -84,7 +84,7 @@ class MathEnv(ProblemEnv):
 
     @override
     async def graded(self, text: str) -> Grade:
-        r"""Reward and metrics.
+        r"""Return reward and metrics.
 
         `correct`: the answer is the row's. `format`: the share of the four tags that are correctly
         placed, or whether there is exactly one box, closed and not empty. `answered`: an answer was
@@ -104,12 +104,12 @@ class MathEnv(ProblemEnv):
 
 
 def extract_of(style: PromptStyle) -> Extract:
-    """The place of answers to a prompt."""
+    """Return where an answer to a prompt is found."""
     return "answer" if style == "tags" else "boxed"
 
 
 def reward_of(style: PromptStyle, *, is_number: bool) -> Reward:
-    """The reward that compares answers to a prompt."""
+    """Return the reward that compares answers to a prompt."""
     return (Number if is_number else Math)(extract=extract_of(style))
 
 

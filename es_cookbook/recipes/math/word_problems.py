@@ -118,7 +118,7 @@ class WordProblem:
 
 
 def generate_problems(seed: int, folds: Sequence[int]) -> Iterator[WordProblem]:
-    """Endless seeded stream of problems of some folds; each question is asked once.
+    """Yield problems of some folds, in an order that a seed decides, each question once.
 
     It ends only where no further question is found in 100,000 draws.
     """
@@ -129,7 +129,7 @@ def generate_problems(seed: int, folds: Sequence[int]) -> Iterator[WordProblem]:
 
 
 def _drawn(rng: random.Random) -> WordProblem | None:
-    """A random problem; None where a result is negative or too large."""
+    """Draw a random problem; None if a result is negative or too large."""
     story = rng.choice(STORIES)
     given = dict(zip("abc", (rng.randint(2, most) for most in story.largest), strict=True))
     numbers = tuple(number for key, number in given.items() if f"{{{key}}}" in story.text)

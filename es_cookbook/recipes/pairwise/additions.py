@@ -16,7 +16,7 @@ _ADDITION = re.compile(r"([0-9]{1,30})\+([0-9]{1,30})=")
 
 
 def measured(text: str, row: Fields) -> tuple[float, dict[str, float]]:
-    """1 for the row's answer, and the metric `correct`; nothing where the row has none.
+    """Return 1 for the row's answer, and the metric `correct`; 0 if the row has none.
 
     For additions also `digits`, `well_formed` and `forgot_carry`.
 

@@ -79,7 +79,7 @@ class Board:
         return [piece.name for piece in self.pieces if not way.isdisjoint(self.cells(piece))]
 
     def cells(self, piece: Piece) -> range:
-        """Indices of the cells that a piece covers."""
+        """Return the indices of the cells that a piece covers."""
         stride = 1 if piece.is_horizontal else self.size
         return range(piece.start, piece.start + piece.length * stride, stride)
 
@@ -88,7 +88,7 @@ class Board:
         return [text[start : start + self.size] for start in range(0, len(text), self.size)]
 
     def __str__(self) -> str:
-        """The board row by row, in one string."""
+        """Return the board row by row, in one string."""
         cells = [EMPTY] * self.size**2
         for wall in self.walls:
             cells[wall] = WALL
@@ -127,7 +127,7 @@ def parse_board(text: str) -> Board:
 
 
 def _piece(name: str, cells: str, size: int) -> Piece:
-    """The piece that covers all cells with its name."""
+    """Return the piece that covers all cells with its name."""
     covered = [i for i, cell in enumerate(cells) if cell == name]
     start, length = covered[0], len(covered)
     across = list(range(start, start + length))
@@ -159,7 +159,7 @@ def parse_moves(text: str) -> tuple[Move, ...] | None:
 
 
 def merged(moves: Iterable[Move]) -> tuple[Move, ...]:
-    """The same moves, with consecutive ones of one piece in one direction as one."""
+    """Join consecutive moves of one piece in one direction."""
     joined: list[Move] = []
     for move in moves:
         if joined and joined[-1][:2] == move[:2]:
@@ -169,7 +169,7 @@ def merged(moves: Iterable[Move]) -> tuple[Move, ...]:
 
 
 def format_moves(moves: Sequence[Move]) -> str:
-    """Moves as text, for example `A>2,Bv3`."""
+    """Return moves as text, for example `A>2,Bv3`."""
     return ",".join(f"{move.piece}{move.direction}{move.steps}" for move in moves)
 
 
@@ -199,7 +199,7 @@ def play(board: Board, moves: Sequence[Move]) -> tuple[int, Board]:
 
 
 def _slide(board: Board, piece: Piece, move: Move, occupied: set[int]) -> Piece | None:
-    """The piece after the move; None if the move is illegal."""
+    """Return the piece after the move; None if the move is illegal."""
     is_forward = move.direction in (">", "v")
     if piece.is_horizontal != (move.direction in (">", "<")):
         return None
@@ -216,12 +216,12 @@ def _slide(board: Board, piece: Piece, move: Move, occupied: set[int]) -> Piece 
 
 
 def mirrored(board: Board) -> Board:
-    """The board upside down: the same puzzle, because the target still leaves to the right."""
+    """Return the board upside down: the same puzzle, since the target leaves to the right."""
     return parse_board("".join(reversed(board.rows())))
 
 
 def canonical(board: Board) -> str:
-    """Identifies the puzzle: names of pieces, and up and down, are irrelevant.
+    """Return a text that identifies the puzzle, whatever the names, also upside down.
 
     >>> canonical(parse_board("ooC AAC ooo")) == canonical(parse_board("ooo AAB ooB"))
     True
@@ -230,19 +230,19 @@ def canonical(board: Board) -> str:
 
 
 def row_by_row(board: Board) -> dict[str, str]:
-    """New names for the pieces: B, C, … in the order of their upper or left ends; A stays A."""
+    """Return new names for the pieces: B, C, … in order of their upper or left ends."""
     others = (piece.name for piece in board.pieces if piece.name != TARGET)
     return {TARGET: TARGET} | {name: chr(ord("B") + i) for i, name in enumerate(others)}
 
 
 def renamed(board: Board, names: Mapping[str, str]) -> Board:
-    """The same position with other names for the pieces."""
+    """Return the same position with other names for the pieces."""
     pieces = tuple(piece._replace(name=names[piece.name]) for piece in board.pieces)
     return dataclasses.replace(board, pieces=pieces)
 
 
 def arrangement(board: Board) -> str:
-    """The invariants of moves: size, walls, and the order of pieces on every line.
+    """Return what moves do not change: size, walls, and the order of pieces on a line.
 
     Positions that can be reached from each other have the same arrangement. Nor does turning the
     board upside down change it.

@@ -109,7 +109,7 @@ def grade_rush_hour(
 
 
 def _to_go(board: Board) -> int:
-    """An estimate of the distance to a solution: pieces in the target's way, and columns to go."""
+    """Return the pieces in the target's way plus its columns to go, an estimate of moves."""
     return len(board.in_the_way) + board.distance
 
 
@@ -127,7 +127,7 @@ tags. And return the moves in <answer> </answer> tags, for example <answer> Bv2,
 
 
 def question(board: Board, style: PromptStyle) -> str:
-    r"""The board with the rules ("words"), or alone and in one line ("compact").
+    r"""Return the board with the rules ("words"), or alone and in one line ("compact").
 
     >>> from es_cookbook.recipes.rush_hour.boards import parse_board
     >>> question(parse_board("ooB AAB ooo"), "compact")

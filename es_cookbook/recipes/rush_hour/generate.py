@@ -59,14 +59,14 @@ class Problem:
 
 
 def difficulty(optimal: int) -> Difficulty:
-    """The name of an optimal length: easy below 3 moves, medium below 5, hard from there on."""
+    """Return the name of an optimal length: easy below 3 moves, medium below 5, else hard."""
     return "easy" if optimal < EASY_BELOW else "medium" if optimal < MEDIUM_BELOW else "hard"
 
 
 def generate_problems(
     seed: int, folds: Collection[int], *, size: int = 6, max_walls: int = 0, max_moves: int = 10
 ) -> Iterator[Problem]:
-    """Endless seeded stream of distinct solved boards of some folds: easy, medium, hard, and again.
+    """Yield distinct solved boards of some folds: easy, medium, hard, and again.
 
     It ends only where there is no further board, which it takes for granted after 2,000
     arrangements of pieces that brought none.
@@ -95,7 +95,7 @@ def generate_problems(
 
 
 def random_board(rng: random.Random, size: int, walls: int) -> Board:
-    """A board with pieces of two and three cells at random places, solvable or not.
+    """Return a board with pieces of two and three cells at random places.
 
     A third to two fifths of a board's cells times one piece: with fewer there are so many
     positions that listing them takes long, with more nothing can move.
@@ -127,7 +127,7 @@ def _put(cells: list[str], places: list[int], name: str) -> None:
 
 
 def _one_of_each(rng: random.Random, board: Board, max_moves: int) -> list[Problem]:
-    """An easy, a medium and a hard position of these pieces; nothing where one is missing."""
+    """Return an easy, a medium and a hard position of these pieces; none if one is missing."""
     try:
         distances = Distances(board, _MAX_POSITIONS)
     except TooManyPositionsError:

@@ -58,7 +58,7 @@ class BM25:
                 self._postings[term].append((i, weight))
 
     def search(self, query: str, most: int) -> list[str]:
-        """The texts that fit best, the best first, equal ones in their order; of each some word."""
+        """Return the best texts, best first; each shares a word with the query."""
         scores: Counter[int] = Counter()
         for term in set(terms(query)):
             found = self._postings.get(term, [])
@@ -101,7 +101,7 @@ def people() -> Sequence[Person]:
 
 
 def river_sentence(person: Person) -> str:
-    """A sentence that names the river in a person's town."""
+    """Return a sentence that names the river in a person's town."""
     return f"river of {person.town} is {person.river}"
 
 
@@ -123,19 +123,19 @@ def search(query: str) -> str:
 
 @functools.cache
 def people_of(fold: Fold) -> Sequence[Person]:
-    """The people about whom a fold asks, by a hash of the name."""
+    """Return the people about whom a fold asks, by a hash of the name."""
     return [person for person in people() if fold_of("search", *map(ord, person.name)) == fold]
 
 
 def generate_problems(seed: int, fold: Fold) -> Iterator[Person]:
-    """The people of a fold, in an order that follows from the seed."""
+    """Return the people of a fold, in an order that a seed decides."""
     shuffled = list(people_of(fold))
     random.Random(derive_seed(seed, f"search/{fold}")).shuffle(shuffled)
     return iter(shuffled)
 
 
 def chat_of(person: Person, form: Form, *, asks_for_river: bool = True) -> tuple[str, ...]:
-    """The model's turns: two searches, and the last word that it has found."""
+    """Return the model's turns: two searches, and the last word that it has found."""
     queries = person.name, f"river {person.town}" if asks_for_river else person.town
     calls = [call_text(ToolCall("search", {"query": query}), form) for query in queries]
     return (*calls, terms(index().search(queries[-1], 1)[0])[-1])
@@ -156,7 +156,7 @@ class SearchEnv(QuestionEnv):
 
 
 def question(person: Person, style: PromptStyle) -> str:
-    """The question in words, or in the bundled model's shorthand.
+    """Return the question in words, or as the bundled model knows it.
 
     >>> question(Person("bela", "rudo", "mika"), "compact")
     'river bela?'

@@ -85,7 +85,7 @@ Shown: TypeAlias = Callable[[str], Observation]
 
 @functools.lru_cache(maxsize=2**14)
 def shown(tokenizer: Tokenizer, style: PromptStyle, position: str) -> Observation:
-    """A position, with the side that moves asked for its move; tokenized once."""
+    """Render a position, with a question to the side that moves; cached."""
     tokens_T = render_prompt(tokenizer, question(position, style), chat=style == "words")
     return Observation(tokens_T, max_tokens=_COMPACT_MOVE if style == "compact" else None)
 
@@ -193,7 +193,7 @@ class _OpponentEnv(Env):
         self._rng = random.Random(derive_seed(self.seed, f"tic_tac_toe/{self.opponent}"))
 
     async def initial_observation(self) -> Observation:
-        """The first position at which the policy moves."""
+        """Return the first position at which the policy moves."""
         self._let_opponent_move()
         return self.prompts(self.position)
 
@@ -263,7 +263,7 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
         return Datasets(ProblemDataset(train, self.problems_per_generation, self.seed), test_P)
 
     def _held_out_games(self, prompts: Shown) -> list[ProblemGroupBuilder]:
-        """The held-out games, with the same seeds for every run, so that runs compare."""
+        """Return the held-out games, with the same seeds in every run."""
         games: dict[Opponent, int] = {"random": self.random_games, "perfect": self.perfect_games}
         held_out = openings("development" if self.fold else "test")
         found: list[ProblemGroupBuilder] = []

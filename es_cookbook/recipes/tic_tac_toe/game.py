@@ -59,7 +59,7 @@ It is your move. Answer with the number of the free cell that you take, and noth
 
 @functools.cache
 def mover(position: str) -> Mark:
-    """The side that moves next: X if both have equally many marks.
+    """Return the side that moves next: X if both have equally many marks.
 
     >>> mover("X........")
     'O'
@@ -69,7 +69,7 @@ def mover(position: str) -> Mark:
 
 @functools.cache
 def legal_moves(position: str) -> tuple[int, ...]:
-    """The free cells, none once the game is over.
+    """Return the free cells, none once the game is over.
 
     >>> legal_moves("XOXOXOOX."), legal_moves("XXXOO....")
     ((9,), ())
@@ -80,7 +80,7 @@ def legal_moves(position: str) -> tuple[int, ...]:
 
 
 def played(position: str, cell: int) -> str:
-    """The position after a legal move.
+    """Return the position after a legal move.
 
     >>> played("X........", 5)
     'X...O....'
@@ -90,7 +90,7 @@ def played(position: str, cell: int) -> str:
 
 @functools.cache
 def winner(position: str) -> Mark | None:
-    """The side that has three in a line.
+    """Return the side that has three in a line, if any.
 
     >>> winner("XXXOO...."), winner("XX.OO....")
     ('X', None)
@@ -103,7 +103,7 @@ def winner(position: str) -> Mark | None:
 
 @functools.cache
 def value(position: str) -> int:
-    """The value of perfect play for the side that moves: 1 a win, 0 a draw, -1 a loss.
+    """Return the value of perfect play for the side that moves: 1 a win, 0 a draw, -1 a loss.
 
     >>> value(EMPTY), value("XX.OO....")
     (0, 1)
@@ -115,7 +115,7 @@ def value(position: str) -> int:
 
 @functools.cache
 def best_moves(position: str) -> tuple[int, ...]:
-    """All moves of a perfect player: of the best value, and winning at once where it can.
+    """Return the moves of a perfect player, those that win at once if there are any.
 
     >>> best_moves("XX.OO...."), best_moves("XX..O....")
     ((3,), (3,))
@@ -128,7 +128,7 @@ def best_moves(position: str) -> tuple[int, ...]:
 
 @functools.cache
 def symmetry_class(position: str) -> str:
-    """One position that stands for all its rotations and reflections."""
+    """Return one position that stands for all its rotations and reflections."""
     images = [position]
     for _ in range(3):
         images.append("".join(images[-1][i] for i in _ROTATED))
@@ -136,14 +136,14 @@ def symmetry_class(position: str) -> str:
 
 
 def fold(opening: str) -> Fold:
-    """The split of an opening, a pure function of its symmetry class."""
+    """Return the split of an opening, a pure function of its symmetry class."""
     place = derive_seed(0, f"tic_tac_toe/split/{symmetry_class(opening)}") % HELD_OUT_ONE_IN
     return "test" if place == 0 else "development" if place == 1 else "train"
 
 
 @functools.cache
 def openings(of: Fold | None = None) -> tuple[str, ...]:
-    """All positions after `OPENING_MOVES` that perfect play draws, of one split or of all."""
+    """Return the openings of one split, or all: drawn positions after `OPENING_MOVES`."""
     found: list[str] = []
     for taken in itertools.permutations(CELLS, OPENING_MOVES):
         if list(taken[::2]) != sorted(taken[::2]) or list(taken[1::2]) != sorted(taken[1::2]):
@@ -156,7 +156,7 @@ def openings(of: Fold | None = None) -> tuple[str, ...]:
 
 
 def question(position: str, style: PromptStyle) -> str:
-    """The prompt for the side that moves.
+    """Return the prompt for the side that moves.
 
     In the bundled model's shorthand free cells are their numbers, its own marks "#", others "@".
 
@@ -177,7 +177,7 @@ _LONGEST = 20
 
 
 def read_move(text: str) -> int | None:
-    """The cell that an answer names: the last number that it says, if that is one of 1 to 9.
+    """Return the last number of an answer, if it is a cell, 1 to 9.
 
     >>> read_move("5"), read_move("I take 7."), read_move("12"), read_move("no")
     (5, 7, None, None)
@@ -215,7 +215,7 @@ class Tournament:
         self._ask = ask
 
     def asked(self) -> tuple[Counter[int], Counter[int]]:
-        """The number of positions at which each was asked, and at which its answer forfeited."""
+        """Return at how many positions each player was asked, and at how many it forfeited."""
         asked, illegal = Counter[int](), Counter[int]()
         for position, answers in self.moves.items():
             asked.update(answers.keys())

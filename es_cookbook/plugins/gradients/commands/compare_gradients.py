@@ -152,15 +152,15 @@ class _Entry:
     finals_R: Sequence[Metrics]
 
     def scores_R(self, spent: Spent) -> list[dict[float, float]]:
-        """For each run, cost so far -> score; the first is before training."""
+        """Return for each run, cost so far -> score; the first is before training."""
         return [points(run, self.metric, spent) for run in self.runs_R]
 
     def whole_R(self, spent: Spent) -> list[float]:
-        """The total cost of each run."""
+        """Return the total cost of each run."""
         return [max(score_at) for score_at in self.scores_R(spent)]
 
     def after(self, spent: Spent, most: float) -> list[float]:
-        """The last score that each run had reached by then."""
+        """Return the last score that each run had reached by then."""
         scores_R = self.scores_R(spent)
         return [[score for x, score in each.items() if x <= most][-1] for each in scores_R]
 
@@ -168,7 +168,7 @@ class _Entry:
 def contestants(
     compare: CompareGradients, fields: Mapping[str, str]
 ) -> tuple[dict[str, tuple[AnyConfig, Sequence[float]]], Config | None]:
-    """Name -> Config with its original learning rate, and factors; only inside `run_cli`.
+    """Return Config and factors of each contestant, by name; only inside `run_cli`.
 
     Returns:
         These, and the Config of the recipe on which forgetting is measured, if any.
@@ -200,7 +200,7 @@ def contestants(
 
 
 def first_config(recipe: str, name: str) -> AnyConfig:
-    """A contestant's Config with a recipe's settings, before options change it."""
+    """Return a contestant's Config with a recipe's settings, before options change it."""
     if name == "grpo":
         return of_recipe(grpo.Config, recipe)
     if name in GRADIENTS:
@@ -218,7 +218,7 @@ def first_config(recipe: str, name: str) -> AnyConfig:
 
 
 def rollouts(config: AnyConfig) -> int:
-    """Rollouts of the whole run; per problem of a batch if the size of a batch is not known."""
+    """Return the rollouts of the whole run; per problem if a batch's size is unknown."""
     if isinstance(config, Config):
         return rollouts_of(config)
     return config.num_generations * config.attempts * (batch_of(config.dataset) or 1)
@@ -253,7 +253,7 @@ def _at(config: AnyConfig, factor: float, seed: int, log_path: Path) -> AnyConfi
 
 
 def _reward_at_the_end(log_path: Path) -> float:
-    """Mean training reward over the last quarter of the generations."""
+    """Return the mean training reward over the last quarter of the generations."""
     rows = read_metrics(log_path / METRICS)
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
     return fmean(rewards[-max(1, len(rewards) // 4) :])
@@ -302,7 +302,7 @@ def _run_contestant(
 def _finals(
     compare: CompareGradients, config: AnyConfig, second: Config | None, is_base: bool = False
 ) -> Metrics:
-    """Metrics of a run's last weights, or of its base; measured once and kept beside the run."""
+    """Return metrics of a run's last weights, or its base; measured once and kept."""
     name = compare.directory / "base" if is_base else Path(config.log_path)
     path = name.with_name(f"{name.name}.final.json")
     configs = [config_to_json(each) for each in (config, second) if each is not None]
@@ -320,7 +320,7 @@ def _finals(
 async def final_metrics(
     config: AnyConfig, attempts: int, second: Config | None, is_base: bool = False
 ) -> Metrics:
-    """Metrics of a run's last weights, or of its base."""
+    """Measure a run's last weights, or its base."""
     async with _opened(config, is_base) as engine:
         test_P = (await config.dataset(engine.tokenizer)).test_P
         kl = KLToBase(
@@ -341,7 +341,7 @@ async def final_metrics(
 
 @contextlib.asynccontextmanager
 async def _opened(config: AnyConfig, is_base: bool) -> AsyncGenerator[Engine]:
-    """An engine with the run's base, and the run's last weights as the centre."""
+    """Yield an engine with the run's base, and the run's last weights as the centre."""
     run = None
     if isinstance(config, Config) and not is_base:
         run = open_run(Path(config.log_path), trust=trust_of(config_to_json(config)))
@@ -404,7 +404,7 @@ def _report(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metr
 
 
 def _table(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metrics) -> str:
-    """All contestants, and the base, as a Markdown table."""
+    """Return all contestants, and the base, as a Markdown table."""
     least = min(min(entry.whole_R("seconds")) for entry in entries.values())
     ks = ("pass@1", f"pass@{compare.pass_at}", f"maj@{compare.pass_at}")
 

@@ -38,7 +38,7 @@ _HELP = "\n\nrecipe=NAME takes model, problems, lengths and rollouts of a recipe
 def train_cli(
     train: Callable[[_Config], Awaitable[None]], config_class: type[_Config], command: str
 ) -> None:
-    """The console entry point of a command.
+    """Run a command that trains, with the options of the command line.
 
     Raises:
         SystemExit: With the exit code, unless all went well.
@@ -55,7 +55,7 @@ def train_cli(
 
 
 def recipe_in(options: Sequence[str]) -> tuple[str, list[str]]:
-    """The name of the recipe, "" if none, and all other options.
+    """Return the name of the recipe, "" if none, and all other options.
 
     >>> recipe_in(["seed=1", "recipe=countdown"])
     ('countdown', ['seed=1'])
@@ -66,7 +66,7 @@ def recipe_in(options: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def of_recipe(config_class: Callable[..., _Config], recipe: str) -> _Config:
-    """A recipe's run by gradients: the attempts of all genomes become the group.
+    """Return a recipe's run by gradients: the attempts of all genomes become the group.
 
     Raises:
         ConfigError: The recipe does not exist.

@@ -111,7 +111,7 @@ class _TrainedByTRL:
 
 
 def kept_settings(model: PreTrainedModel) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The model's configs, and their values that TRL changes but a checkpoint must keep."""
+    """Return the model's configs with values that TRL changes and checkpoints keep."""
     configs = model.config, model.config.get_text_config(), model.generation_config
     places = [vars(config) for config in configs]
     return [(place, {n: place[n] for n in _KEPT if n in place}) for place in places]
@@ -171,7 +171,7 @@ def _train(
 def arguments(
     config: Config, num_problems: int, context_length: int, products: torch.dtype = torch.float32
 ) -> GRPOConfig:
-    """TRL's arguments for batches of so many problems, with matrix products in a dtype.
+    """Return TRL's arguments for batches of so many problems.
 
     The rows of a backward pass divide those of a step, and fit into `tokens_per_pass` even if all
     are as long as the context.
@@ -231,12 +231,12 @@ def arguments(
 
 
 def refused_by_trl(error: Exception) -> ConfigError:
-    """The error for settings that TRL refuses."""
+    """Return the error for settings that TRL refuses."""
     return ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())}")
 
 
 def padded(tokenizer: Tokenizer, model: PreTrainedModel) -> tuple[Tokenizer, int]:
-    """A copy with some padding token, and that token; no real token attends to it."""
+    """Return a copy with a padding token, and that token; no real token attends to it."""
     tokenizer = copy.deepcopy(tokenizer)
     num_tokens = cast(torch.nn.Embedding, model.get_input_embeddings()).weight.shape[0]
     known = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
@@ -246,7 +246,7 @@ def padded(tokenizer: Tokenizer, model: PreTrainedModel) -> tuple[Tokenizer, int
 
 
 def env_reward(**rows: object) -> list[float | None]:
-    """TRL's reward function: the rewards of the Envs, None for lost rollouts."""
+    """Return the rewards of the Envs, None for lost rollouts: TRL's reward function."""
     return cast("list[float | None]", rows[REWARD])
 
 
@@ -327,12 +327,12 @@ class _Generations(TrainerCallback):
         self._began = 0.0
 
     def learning_rate_factor(self, step: int) -> float:
-        """The factor of a step, counted from 0 over the whole run."""
+        """Return the factor of a step, counted from 0 over the whole run."""
         generations = self._config.num_generations
         return self._config.learning_rate_schedule(step // self._steps, generations)
 
     def roll_out(self, prompts: Sequence[str], trainer: "_Trainer") -> dict[str, Any]:
-        """TRL's `rollout_func`: the attempts at the problems of these rows."""
+        """Attempt the problems of these rows: TRL's `rollout_func`."""
         config = self._config
         generation = int(prompts[0].partition(" ")[0])
         problems_P = self._run.dataset.get_batch(generation)
@@ -381,7 +381,7 @@ class _Generations(TrainerCallback):
 
 
 def _means(logs: Sequence[Mapping[str, object]]) -> Metrics:
-    """Means over steps of what TRL measured."""
+    """Return means over steps of what TRL measured."""
     found: dict[str, float] = {}
     for key, name in _MEASURED.items():
         values = [value for each in logs if isinstance(value := each.get(name), float)]
@@ -391,7 +391,7 @@ def _means(logs: Sequence[Mapping[str, object]]) -> Metrics:
 
 
 def _weighted(groups_P: Sequence[TrajectoryGroup]) -> float:
-    """The share of rollouts, without lost ones, in groups whose rewards differ."""
+    """Return the share of finished rollouts in groups whose rewards differ."""
     rewards_P_K = [
         [reward for reward in group.rewards_G_K[0] if not math.isnan(reward)] for group in groups_P
     ]
@@ -402,7 +402,7 @@ def _weighted(groups_P: Sequence[TrajectoryGroup]) -> float:
 def rows_of(
     groups_P: Sequence[TrajectoryGroup], *, filler: int, with_logprobs: bool = True
 ) -> dict[str, Any]:
-    """The result of TRL's `rollout_func`, by problem and attempt.
+    """Return the result of TRL's `rollout_func`, by problem and attempt.
 
     Args:
         groups_P: groups with one genome each, the model.
@@ -426,7 +426,7 @@ def rows_of(
 def _row(
     trajectory: Trajectory | LostRollout, filler: int
 ) -> tuple[list[int], list[int], list[int], list[float]]:
-    """Prompt, completion, and whether each token of it has a loss, and its logprob."""
+    """Return prompt, completion, and whether each of its tokens has a loss, and its logprob."""
     if not isinstance(trajectory, Trajectory):
         return [filler], [filler], [0], [0.0]
     if (count := [kind for kind, _ in trajectory.seen].count("prompt")) > 1:

@@ -70,7 +70,7 @@ class Compare:
 
 
 def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[Config]]:
-    """Optimizer -> Configs of its runs, one per seed; only inside `run_cli`.
+    """Return the Configs of each optimizer's runs, one per seed; only inside `run_cli`.
 
     `fields` are options of all runs, as a user types them, or of one optimizer's: `NAME.field`.
 
