@@ -20,6 +20,7 @@ any format. One file may mix formats.
 import dataclasses
 import functools
 import itertools
+import math
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -132,6 +133,16 @@ def generate_sums(
     """
     shape = {"num_terms": num_terms, "num_digits": num_digits, "operations": operations}
     return problems_of("markovian", seed, fold, functools.partial(draw_sum, **shape))
+
+
+def chance(problems_P: list[Problem]) -> float:
+    """Return the share of the most common answer: the best accuracy without any question.
+
+    >>> chance([Problem("a", "1"), Problem("b", "2"), Problem("c", "2")])
+    0.6666666666666666
+    """
+    answers = [problem.answer for problem in problems_P]
+    return max(map(answers.count, set(answers)), default=math.nan) / max(len(answers), 1)
 
 
 LETTERS = "ABCDEFGHIJ"
