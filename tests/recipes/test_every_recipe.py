@@ -25,7 +25,7 @@ OPTIONS = {
     "countdown": ("dataset.prompt=paper", "optimizer=momentum"),
     "crossword": ("dataset.reward.form=exact", "dataset.prompt=words"),
     "guess_number": ("dataset.prompt=words", "dataset.chat.max_tokens=9"),
-    "knows": ("dataset.admitted=0.2", "dataset.fold=1"),
+    "knows": ("dataset.meta=Is {} easy?", "dataset.fold=1"),
     "logic": ("dataset.task=lcm", "dataset.options=max_value=9,min_numbers=2"),
     "markovian": ("dataset.template=words", "dataset.template.chat=False"),
     "math": ("dataset.prompt=boxed", "dataset.grading=math"),

@@ -49,14 +49,14 @@ class Conciseness(Reward):
         check_range(self, "wrong", at_least=0)
 
     def __call__(self, text: str, row: Fields) -> tuple[float, Metrics]:
-        """The reward, at most 0, and the metrics."""
+        """Return the reward, at most 0, and the metrics."""
         golds = [gold.strip() for gold in texts_of(row, self.field)]
         if not all(golds):
             raise DataError(f"field {self.field!r} must be text, and some, found only white space")
         answer = composed(spoken(text).strip())
         excess = len(answer) - min(map(len, golds))
         searched, good = folded(answer[:LONGEST_SEARCHED]), [folded(gold) for gold in golds]
-        is_correct = any(_stands_in(gold, searched) for gold in good)
+        is_correct = any(stands_in(gold, searched) for gold in good)
         reward = -abs(excess) - (0.0 if is_correct else self.wrong)
         return reward, {
             "correct": float(is_correct),
@@ -66,6 +66,6 @@ class Conciseness(Reward):
         }
 
 
-def _stands_in(words: str, text: str) -> bool:
-    """Whether a text contains words, but not as parts of longer ones: 42 is not in 142 or -42.5."""
+def stands_in(words: str, text: str) -> bool:
+    """Return whether a text contains words as wholes: 42 is not in 142 or -42.5."""
     return re.search(rf"(?<!\w)(?<![-.,](?=\d)){re.escape(words)}(?!\w|[.,]\d)", text) is not None

@@ -26,7 +26,7 @@ _YES = "test/env/all/yes"
 
 
 def d_prime(hits: float, right: float, false_alarms: float, wrong: float) -> tuple[float, float]:
-    """d′ and its standard error.
+    """Return d′ and its standard error.
 
     >>> [round(value, 2) for value in d_prime(8, 10, 2, 10)]
     [1.5, 0.59]
@@ -46,7 +46,7 @@ def d_prime(hits: float, right: float, false_alarms: float, wrong: float) -> tup
 
 
 def of_evaluation(metrics: Mapping[str, float], tag: str = "all") -> tuple[float, float] | None:
-    """The same of an evaluation's metrics; None if all of its answers were right, or all wrong."""
+    """Return d′ of an evaluation and its error; None without right, or wrong, answers."""
     names = [f"env/{tag}/yes_if_{which}" for which in ("right", "wrong")]
     right, wrong = (metrics.get(f"test/{REPORTED}{name}", 0.0) for name in names)
     if not right or not wrong:

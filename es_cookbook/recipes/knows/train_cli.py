@@ -12,10 +12,11 @@ from typing import ClassVar
 
 import chz
 
-from es_cookbook.common.names import built_field
+from es_cookbook.common.names import Names, built_field
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.recipes.chat import train_cli as chat
 from es_cookbook.recipes.knows.dataset import KnowsDatasetBuilder
+from es_cookbook.rl.objectives import OBJECTIVE_NAMES, Objective
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.program import RecipeConfig, program
 
@@ -32,9 +33,10 @@ class CLIConfig(RecipeConfig):
     model_name: str = "HuggingFaceTB/SmolLM2-135M-Instruct"
     dataset: RLDatasetBuilder = built_field(KnowsDatasetBuilder)
     optimizer: OptimizerBuilder = OptimizerNames({"es": ES}).field()
+    objective: Objective = Names(OBJECTIVE_NAMES, default="balanced").field()
     sampling: SamplingParams = built_field(SamplingParams, max_tokens=16)
-    num_generations: int = 10
-    eval_every: int = 5
+    num_generations: int = 12
+    eval_every: int = 4
 
 
 main, cli = program("knows", CLIConfig)

@@ -1,15 +1,21 @@
-"""The recipe that asks twice: contexts apart, rewards where both agree, and d′."""
+"""The recipe that asks twice: contexts apart, rewards of claims, genomes compared, and d′."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
+from typing_extensions import override
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.knows.d_prime import Config, d_prime, main
-from es_cookbook.recipes.knows.dataset import KnowsDatasetBuilder
+from es_cookbook.recipes.knows.dataset import KnowsDatasetBuilder, graded
+from es_cookbook.recipes.knows.objective import Balanced
 from es_cookbook.rl.messages.message_env import Script
+from es_cookbook.rl.objectives import Outcomes
 from es_cookbook.rl.rollouts import run_rollout
 from tests.recipe_problems import build, short_run
 from tools.small_model import build_model, build_tokenizer, save
@@ -17,33 +23,73 @@ from tools.small_model import build_model, build_tokenizer, save
 TOKENIZER = build_tokenizer("".join(map(chr, range(33, 127))) + "ĠĊ")
 
 
-@pytest.mark.parametrize(
-    ("is_right", "reply", "reward", "yes"),
-    [
-        (True, "Yes, I can.", 1.0, 1.0),
-        (True, "no", 0.0, 0.0),
-        (True, "I can", 0.0, 0.0),
-        (False, "No.", 0.25, 0.0),
-        (False, "yes", 0.0, 1.0),
-        (False, "Not sure, no", 0.0, 0.0),
-    ],
-)
-async def test_a_rollout_is_paid_where_claim_and_answer_agree(
-    is_right: bool, reply: str, reward: float, yes: float
-) -> None:
-    dataset = KnowsDatasetBuilder(admitted=0.25, num_train=16, num_test=6)
-    train, _ = await build(dataset, TOKENIZER)  # which grades gold answers
-    for problem in train.builders:
-        gold = str(problem.gold[0]) if problem.gold else ""
-        script = Script([f"It is {gold}." if is_right else "0", reply], TOKENIZER)
-        rollout = await run_rollout((await problem.make_envs(1)).envs[0], script)
+class Claiming(Script):
+    """Gives one answer, and says yes with a probability of 3/4 where it says yes or no."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, TOKENIZER)
+        self.asked: list[str] = []
+
+    @override
+    async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
+        self.asked.append(str(TOKENIZER.decode([*prompt_T])))
+        is_yes = str(TOKENIZER.decode([*continuation_T])) == "Yes"
+        return [math.log(0.6 if is_yes else 0.2), *[0.0] * (len(continuation_T) - 1)]
+
+
+@pytest.mark.parametrize(("is_right", "reward"), [(True, math.log2(1.5)), (False, -1.0)])
+async def test_a_claim_is_read_in_a_context_of_its_own(is_right: bool, reward: float) -> None:
+    train, test_P = await build(KnowsDatasetBuilder(num_train=16, num_test=6), TOKENIZER)
+    for problem in (*train.builders, *test_P):
+        env = (await problem.make_envs(1)).envs[0]
+        policy = Claiming(f"It is {env.gold}." if is_right else "0")  # pyright: ignore
+        rollout = await run_rollout(env, policy)
         metrics = rollout.transitions[-1].metrics
-        assert rollout.reward == reward
-        assert (metrics["correct"], metrics["yes"]) == (is_right, yes)
-        assert metrics[f"yes_if_{'right' if is_right else 'wrong'}"] == yes
-        direct, meta = (str(TOKENIZER.decode([*seen.tokens_T])) for seen in script.seen)
+        assert rollout.reward == pytest.approx(reward)
+        assert (metrics["correct"], metrics["yes"], metrics["well_formed"]) == (is_right, 1.0, 1.0)
+        assert metrics[f"yes_if_{'right' if is_right else 'wrong'}"] == 1.0
+        direct = str(TOKENIZER.decode([*policy.seen[0].tokens_T]))
+        (meta,) = set(policy.asked)
         assert problem.name in direct and problem.name in meta
         assert direct not in meta.partition(problem.name)[0] and "It is" not in meta
+
+
+def scored(right_P: Sequence[int], claims_P: Sequence[float]) -> float:
+    """The score of a genome with these answers and these probabilities of yes."""
+    pairs = zip(right_P, claims_P, strict=True)
+    rewards_P = [graded(bool(r), math.log(c), math.log(1 - c))[0] for r, c in pairs]
+
+    def of_one_genome(values_P: Sequence[float]) -> NDArray[np.float64]:
+        return np.array(values_P, dtype=np.float64)[:, None, None]
+
+    rewards, correct = of_one_genome(rewards_P), of_one_genome(right_P)
+    scores_P_G = Balanced()(Outcomes(rewards, np.ones_like(rewards), {"correct": correct}))
+    return float(scores_P_G.mean())
+
+
+@pytest.mark.parametrize("right_P", [(1, 0, 0, 0, 0, 0, 0, 0), (1, 1, 1, 0), (1, 0)])
+def test_constant_claims_earn_nothing_whatever_the_share_of_right_answers(
+    right_P: Sequence[int],
+) -> None:
+    n = len(right_P)
+    assert scored(right_P, [0.5] * n) == 0
+    for claim in (0.9, 0.99, 0.999):
+        always_yes, always_no = scored(right_P, [claim] * n), scored(right_P, [1 - claim] * n)
+        assert always_yes == pytest.approx(always_no)
+        assert always_yes < 0
+    knows = [0.9 if right else 0.1 for right in right_P]
+    assert scored(right_P, knows) == pytest.approx(1 + math.log2(0.9))
+    assert scored(right_P, [1 - claim for claim in knows]) == pytest.approx(1 + math.log2(0.1))
+
+
+def test_lost_rollouts_do_not_count_and_answers_all_alike_give_no_score() -> None:
+    nan = math.nan
+    rewards_P_G = np.array([[1.0, 1.0], [0.5, 0.5], [-1.0, nan], [nan, nan]])
+    correct_P_G = np.array([[1.0, 1.0], [1.0, 1.0], [0.0, nan], [nan, nan]])
+    given = rewards_P_G[..., None], np.ones((4, 2, 1)), {"correct": correct_P_G[..., None]}
+    first_P, second_P = Balanced()(Outcomes(*given)).T
+    assert np.nanmean(first_P) == pytest.approx((0.75 - 1.0) / 2)
+    assert np.isnan(second_P).all()
 
 
 def test_a_second_prompt_without_the_question_is_refused() -> None:
@@ -71,4 +117,6 @@ def test_a_run_of_two_generations_and_its_table(
     run_cli(main, Config, [f"log_path={tmp_path / 'run'}"])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 3 * sum("test/env/all/yes" in row for row in rows)
-    assert lines[-1].split() == ["2", "sums", "0.0%", "0.0%", "0.0%", "-"]
+    generation, kind, right, agrees, yes, told = lines[-1].split()
+    assert (generation, kind, right, told) == ("2", "sums", "0.0%", "-")
+    assert float(agrees[:-1]) + float(yes[:-1]) == 100, "all claims are yes or no"
