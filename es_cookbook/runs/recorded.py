@@ -23,9 +23,9 @@ import anyio
 import chz
 import numpy as np
 
-from es_cookbook.common.errors import ConfigError, HistoryError
+from es_cookbook.common.errors import ConfigError, DataError, HistoryError
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.common.terminal import one_line
+from es_cookbook.common.terminal import one_line, say
 from es_cookbook.engines.base import Engine, EngineBuilder, Host, SampleRequest, Target
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.optimizers.base import Optimizer
@@ -380,14 +380,17 @@ class RebuiltRun:
     async def usual_stop(self) -> tuple[str, ...]:
         """Return the texts that end answers if `sampling.stop` is None, by the data set.
 
-        Raises:
-            DataError: The dataset cannot be loaded here.
+        If it cannot be loaded here, say so and return none.
         """
         config = self.run.config
         if config.sampling.stop is not None or not isinstance(config.dataset, RowDatasetBuilder):
             return ()
-        datasets = await self._loaded()
-        problem = (datasets.test_P or self._batch(datasets.train))[0]
+        try:
+            datasets = await self._loaded()
+            problem = (datasets.test_P or self._batch(datasets.train))[0]
+        except (ConfigError, DataError) as error:
+            say(f"answers may be longer than in the run: {error}")
+            return ()
         return getattr(problem, "usual_stop", ())
 
     async def close(self) -> None:

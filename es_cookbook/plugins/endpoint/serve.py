@@ -34,9 +34,8 @@ from es_cookbook.cli.evaluate.measuring import opened, subject_of
 from es_cookbook.cli.options import RunOrModel
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.errors import ConfigError, DataError, serving
+from es_cookbook.common.errors import ConfigError, serving
 from es_cookbook.common.names import Names
-from es_cookbook.common.terminal import say
 from es_cookbook.engines.base import (
     ENGINE_NAMES,
     Engine,
@@ -228,7 +227,7 @@ async def _serve(config: ServeConfig, bound: socket.socket) -> None:
         run = None
         if rebuilt is not None:
             params = rebuilt.run.config.sampling
-            run = await served_run(rebuilt, subject.generations[0])
+            run = ServedRun(rebuilt, subject.generations[0], await rebuilt.usual_stop())
         served = Served(engine, run, Path(subject.name).name, key, params, resident)
         names = served.names(key)
         listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
@@ -240,16 +239,6 @@ async def _serve(config: ServeConfig, bound: socket.socket) -> None:
         print(f"serving {listed}", flush=True)
         print(f"OPENAI_BASE_URL=http://{host}:{port}/v1 OPENAI_API_KEY={key}", flush=True)
         await serve(served, bound)
-
-
-async def served_run(rebuilt: RebuiltRun, generation: int) -> ServedRun:
-    """Return a run whose answers end where they did in training."""
-    try:
-        stop = await rebuilt.usual_stop()
-    except (ConfigError, DataError) as error:
-        say(f"answers may go on for longer than in the run: {error}")
-        stop = ()
-    return ServedRun(rebuilt, generation, stop)
 
 
 def _bound(config: ServeConfig) -> socket.socket:

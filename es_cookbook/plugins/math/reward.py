@@ -114,7 +114,8 @@ class Math(Reward):
         answer = said_answer(text, self.extract)
         if not answer or (len(answer) > LONGEST_ANSWER and answer != text.strip()):
             return golds, []
-        found = _bare(answer) if is_boxed(text, self.extract) else stated(answer)
+        is_whole = is_boxed(text, self.extract)  # The content of a box, without dollars.
+        found = _DOLLARS.sub(" ", answer).strip() if is_whole else stated(answer)
         return golds, [found] if 0 < len(found) <= LONGEST_ANSWER else []
 
     def _gold(self, text: str) -> str:
@@ -168,11 +169,6 @@ def stated(text: str) -> str:
     if _BINDS.search(before) or not _BEHIND.match(line) or re.search(r"\d", line):
         return ""
     return ", ".join(next(filter(None, each.groups())).strip() for each in segments[first:])
-
-
-def _bare(box: str) -> str:
-    """Return the content of a box, without dollars."""
-    return _DOLLARS.sub(" ", box).strip()
 
 
 _PROSE = re.compile(

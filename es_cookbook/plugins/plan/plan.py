@@ -159,6 +159,7 @@ class Plan:
         self.config, self.model = config, model
         self.vllm = engine if isinstance(engine, VLLMEngineBuilder) else None
         self.on_cpu = not machine.num_gpus or getattr(engine, "device", "") == "cpu"
+        self.device = "CPU" if self.on_cpu else "GPU"
         self.tp = self.vllm.tensor_parallel_size if self.vllm else 1
         self.num_engines = min(max(1, machine.num_gpus // self.tp), config.population_size)
         self.shards = Shards(model, self.tp)
@@ -360,7 +361,7 @@ def check(plan: Plan) -> None:
     _check_length(plan, plan.context)
     if plan.missing > 0:
         raise ConfigError(
-            f"model_name: {plan.config.model_name} does not fit: each {_device(plan)} would need "
+            f"model_name: {plan.config.model_name} does not fit: each {plan.device} would need "
             f"{show_bytes(plan.usable + plan.missing)} and can give {show_bytes(plan.usable)}; "
             "take a larger machine, or lower engine.max_model_len, engine.max_genomes or the "
             "perturbed parameters (search_space.include); with engine=vllm, "
@@ -387,10 +388,6 @@ def _check_length(plan: Plan, most: int) -> None:
         )
 
 
-def _device(plan: Plan) -> str:
-    return "CPU" if plan.on_cpu else "GPU"
-
-
 def report(plan: Plan) -> str:
     """Return the page that is printed."""
     lines: list[str] = []
@@ -407,7 +404,7 @@ def _rows(plan: Plan) -> Iterator[tuple[str, int | str]]:
     yield f"{config.model_name}: {plan.parameters:,} parameters in {plan.dtype}", ""
     space = f"low rank, rank {plan.rank}" if plan.rank else "full rank"
     yield f"of which genomes perturb ({space})", f"{plan.perturbed:,}"
-    each = f"{'vllm' if vllm else 'torch'} with {plan.tp} x {_device(plan)}"
+    each = f"{'vllm' if vllm else 'torch'} with {plan.tp} x {plan.device}"
     yield f"engines: {each}, {plan.memory_bytes / 1e9:g} GB", f"{plan.num_engines:,}"
     yield f"genomes of an engine, of {config.population_size:,}", f"{plan.share:,}"
     yield "genomes of an engine at once", f"{plan.at_once:,}"
@@ -418,7 +415,7 @@ def _rows(plan: Plan) -> Iterator[tuple[str, int | str]]:
         seconds, cores = plan.seconds, plural(num_cores(), "core")
         took = duration_in_words(seconds) if seconds >= 10 else f"{seconds:.2g} s"
         yield f"products of a generation on {cores} of this machine, about", took
-    yield f"Memory of each {_device(plan)}", ""
+    yield f"Memory of each {plan.device}", ""
     yield "weights" if vllm else "weights, the base's and the centre's", plan.weights
     yield "centre, float32", plan.centre
     residents = "one at a time, in the weights' place"

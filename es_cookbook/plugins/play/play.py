@@ -241,11 +241,7 @@ class _Session:
         """The stop texts of the run, for plain prompts."""
         if self._chat and self._rebuilt.engine.tokenizer.chat_template is not None:
             return ()
-        try:
-            return self._call(self._rebuilt.usual_stop)
-        except (ConfigError, DataError) as error:
-            say(f"answers may be longer than in the run: {error}")
-            return ()
+        return self._call(self._rebuilt.usual_stop)
 
     def _call(self, function: Callable[[], Awaitable[_Result]]) -> _Result:
         """Run a coroutine on the engine's event loop; Ctrl-C cancels it."""

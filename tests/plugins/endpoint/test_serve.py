@@ -19,7 +19,7 @@ from openai import AsyncOpenAI, NotFoundError
 from es_cookbook.engines.base import Progress, SampleRequest
 from es_cookbook.plugins.endpoint.app import application
 from es_cookbook.plugins.endpoint.requests import Draw
-from es_cookbook.plugins.endpoint.serve import Served, ServedRun, served_run
+from es_cookbook.plugins.endpoint.serve import Served, ServedRun
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 from es_cookbook.runs.program import train
 from es_cookbook.runs.recorded import open_run, rebuild
@@ -161,7 +161,8 @@ async def test_plain_prompts_use_the_stop_strings_of_the_run(
     monkeypatch.setattr(rebuilt.engine, "sample", seen_sample)
     monkeypatch.setattr(rebuilt, "usual_stop", usual_stop)
     async with AsyncExitStack() as resident:
-        run, params = await served_run(rebuilt, 1), SamplingParams(stop=of_run)
+        run = ServedRun(rebuilt, 1, await rebuilt.usual_stop())
+        params = SamplingParams(stop=of_run)
         served = Served(rebuilt.engine, run, "run", "key", params, resident)
         given: Any = {} if asked is None else {"stop": asked}
         for model in ("centre", "base"):
