@@ -58,10 +58,10 @@ def is_right(text: str, gold: str) -> bool:
     return stands_in(folded(gold), folded(text))
 
 
-def graded(right: bool, yes: float, no: float) -> tuple[float, dict[str, float]]:
+def grade_claim(right: bool, yes: float, no: float) -> tuple[float, dict[str, float]]:
     """Return the reward and the metrics of an answer and a claim.
 
-    >>> graded(True, math.log(0.5), math.log(0.125))[0].__round__(3)
+    >>> grade_claim(True, math.log(0.5), math.log(0.125))[0].__round__(3)
     0.678
 
     Args:
@@ -104,7 +104,7 @@ class KnowsEnv(ProblemEnv):
         yes, no = [
             math.fsum(await self.policy.logprobs(self.meta_T, word_T)) for word_T in self.words_T
         ]
-        reward, metrics = graded(is_right(answer, self.gold), yes, no)
+        reward, metrics = grade_claim(is_right(answer, self.gold), yes, no)
         return Grade(reward, metrics, {ANSWER: answer})
 
 

@@ -12,7 +12,7 @@ from typing_extensions import override
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.knows.d_prime import Config, d_prime, main
-from es_cookbook.recipes.knows.dataset import KnowsDatasetBuilder, graded
+from es_cookbook.recipes.knows.dataset import KnowsDatasetBuilder, grade_claim
 from es_cookbook.recipes.knows.objective import Balanced
 from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.objectives import Outcomes
@@ -57,7 +57,7 @@ async def test_a_claim_is_read_in_a_context_of_its_own(is_right: bool, reward: f
 def scored(right_P: Sequence[int], claims_P: Sequence[float]) -> float:
     """The score of a genome with these answers and these probabilities of yes."""
     pairs = zip(right_P, claims_P, strict=True)
-    rewards_P = [graded(bool(r), math.log(c), math.log(1 - c))[0] for r, c in pairs]
+    rewards_P = [grade_claim(bool(r), math.log(c), math.log(1 - c))[0] for r, c in pairs]
 
     def of_one_genome(values_P: Sequence[float]) -> NDArray[np.float64]:
         return np.array(values_P, dtype=np.float64)[:, None, None]
