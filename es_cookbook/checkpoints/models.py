@@ -41,8 +41,8 @@ from es_cookbook.checkpoints.quantised import (
     quantised_checkpoint,
     quantised_layers,
 )
-from es_cookbook.checkpoints.tensors import ReadTensors, first_line, weight_files
-from es_cookbook.common.errors import EngineError, ModelError
+from es_cookbook.checkpoints.tensors import ReadTensors, weight_files
+from es_cookbook.common.errors import EngineError, ModelError, first_line
 from es_cookbook.common.files import LARGEST_CONFIG, parsed, read_file, whole_directory
 from es_cookbook.common.terminal import one_line
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder

@@ -129,11 +129,6 @@ def leave_in_files(tensors: Iterable[torch.Tensor]) -> None:
             ctypes.CDLL(None).madvise(*pages, mmap.MADV_DONTNEED)
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of a library's error, or its class if it has no message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def _read_safetensors(path: Path) -> tuple[list[str], Callable[[str], torch.Tensor]]:
     file = cast("Any", safetensors.safe_open(path, framework="pt"))
     return list(file.keys()), file.get_tensor

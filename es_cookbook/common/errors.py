@@ -101,6 +101,21 @@ def not_installed(what: str, package: str, install: str) -> ConfigError:
     return ConfigError(f"{what} needs {package}, which is not installed: pip install {install!r}")
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of a library's error, or its class if it has no message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def with_class(error: BaseException) -> str:
+    """Return the class and the first line of an error.
+
+    >>> with_class(KeyError("a"))
+    "KeyError: 'a'"
+    """
+    line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {line}".removesuffix(": ")
+
+
 def other_format(found: object, read: int) -> str:
     """Return a clause about a file of another format version; None if it names no version.
 

@@ -26,7 +26,7 @@ from typing import TypeVar, cast
 import anyio
 import chz
 
-from es_cookbook.common.errors import EngineError, EnvError, RequestError, leaves
+from es_cookbook.common.errors import EngineError, EnvError, RequestError, leaves, with_class
 from es_cookbook.engines.base import Engine, Host, LogprobsRequest, SampleRequest, Target
 from es_cookbook.rl.rollouts import checked_group_rewards, run_rollout
 from es_cookbook.rl.timeouts import Clock, Watch
@@ -385,11 +385,7 @@ async def _guarded(clock: Clock, work: Callable[[], Awaitable[_T]]) -> "_T | Los
 
 
 def _lost(error: BaseException) -> LostRollout:
-    first_line = str(error).partition("\n")[0]
-    return LostRollout(
-        f"{type(error).__name__}: {first_line}".removesuffix(": "),
-        "".join(traceback.format_exception(error)),
-    )
+    return LostRollout(with_class(error), "".join(traceback.format_exception(error)))
 
 
 def _what_stops(error: BaseException) -> BaseException | None:

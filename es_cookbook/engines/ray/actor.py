@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from es_cookbook.common.errors import EngineError, ESCookbookError
+from es_cookbook.common.errors import EngineError, ESCookbookError, with_class
 from es_cookbook.engines.base import Engine, EngineBuilder, EngineTraits, SampleRequest
 from es_cookbook.engines.wire import (
     Answer,
@@ -136,8 +136,6 @@ def portable(error: Exception) -> ESCookbookError:
     """
     if isinstance(error, ESCookbookError):
         return error
-    first_line = str(error).partition("\n")[0]
-    sentence = f"{type(error).__name__}: {first_line}".removesuffix(": ")
-    unforeseen = EngineError(f"the engine failed: {sentence}")
+    unforeseen = EngineError(f"the engine failed: {with_class(error)}")
     unforeseen.add_note("".join(traceback.format_exception(error)))
     return unforeseen

@@ -19,7 +19,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, TypeAlias, cast
 
-from es_cookbook.common.errors import ConfigError, EngineError, not_installed
+from es_cookbook.common.errors import (
+    ConfigError,
+    EngineError,
+    first_line,
+    not_installed,
+    with_class,
+)
 from es_cookbook.common.machine.cores import SHARE
 from es_cookbook.engines.ray.actor import EngineActor
 
@@ -104,7 +110,7 @@ class Cluster:
                 try:
                     ray.init(address=address, **options)
                 except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-                    raise _unreachable(address, str(error).partition("\n")[0]) from error
+                    raise _unreachable(address, first_line(error)) from error
                 Cluster._address = address
             cluster = cls(ray, strategy, env, is_private=cls._address == "local")
             if cls._address is not None:
@@ -248,9 +254,8 @@ def _unreachable(address: str, reason: str) -> ConfigError:
 def _reason(error: Exception) -> str:
     cause = getattr(error, "cause", None)
     if isinstance(cause, Exception):  # Raised around our own code, as by an import that fails.
-        first_line = str(cause).partition("\n")[0]
-        return f"{type(cause).__name__}: {first_line}"
-    first_line = str(error).partition("\n")[0].rstrip(".")
-    if first_line == "The actor died unexpectedly before finishing this task":
+        return with_class(cause)
+    said = first_line(error).rstrip(".")
+    if said == "The actor died unexpectedly before finishing this task":
         return "its process died"
-    return f"its process is gone: {first_line}"
+    return f"its process is gone: {said}"

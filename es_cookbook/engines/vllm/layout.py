@@ -20,8 +20,7 @@ import torch
 
 from es_cookbook.checkpoints.linear_weights import split_member
 from es_cookbook.checkpoints.models import AsStored
-from es_cookbook.checkpoints.tensors import first_line
-from es_cookbook.common.errors import ModelError
+from es_cookbook.common.errors import ModelError, first_line
 from es_cookbook.engines.genome_terms import Places, Slots
 from es_cookbook.evolution.noise import Part
 from es_cookbook.evolution.spaces.base import ParameterInfo

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from typing_extensions import override
 
 from es_cookbook.checkpoints.model_files import CONFIG, Format, Part, cached_model, digest_of
-from es_cookbook.common.errors import HubError, ModelError
+from es_cookbook.common.errors import HubError, ModelError, first_line
 from es_cookbook.common.files import ANY_SIZE, opened
 from es_cookbook.common.terminal import one_line, say
 from es_cookbook.plugins.gguf.header import Header, Value, import_gguf, read_header, refused
@@ -146,8 +146,6 @@ def _digest(path: Path, *_version: int) -> str:
 
 
 def _convert(path: Path, directory: Path) -> None:
-    from es_cookbook.checkpoints.tensors import first_line
-
     import_gguf()
     header = read_header(path)
     say(f"converting {path.name} once")

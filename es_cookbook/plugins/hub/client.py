@@ -10,7 +10,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from es_cookbook.common.errors import ESCookbookError, HubError
+from es_cookbook.common.errors import ESCookbookError, HubError, with_class
 
 if TYPE_CHECKING:
     import httpx2
@@ -38,8 +38,8 @@ def asking(what: str) -> Generator[None]:
         raise
     # The library raises its own errors, and those of HTTP, sockets, disks and its Rust parts.
     except Exception as error:
-        failed_upload = isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception)
-        cause = error.__cause__ if failed_upload else error
+        # A failed upload is a RuntimeError with the reason as its cause.
+        cause = error.__cause__ or error if isinstance(error, RuntimeError) else error
         raise HubError(f"{endpoint()} {_reason(cause, what)}") from cause
 
 
@@ -78,7 +78,7 @@ def _keep_token(request: "httpx2.Request") -> None:
         request.headers.pop("authorization", None)
 
 
-def _reason(error: BaseException | None, what: str) -> str:
+def _reason(error: BaseException, what: str) -> str:
     """Return the rest of an error's sentence that begins with the Hub's address."""
     from huggingface_hub import errors, get_token
 
@@ -104,8 +104,7 @@ def _reason(error: BaseException | None, what: str) -> str:
         case int() as status:
             return f"answered with status {status}"
         case _:
-            first_line = str(error).strip().partition("\n")[0].replace(get_token() or "\0", "…")
-            reason = f"{type(error).__name__}: {first_line}".removesuffix(": ")
+            reason = with_class(error).replace(get_token() or "\0", "…")
             return f"gave no usable answer ({reason:.300})"
 
 

@@ -19,13 +19,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from es_cookbook.common.errors import DataError, HubError
+from es_cookbook.common.errors import DataError, HubError, first_line
 from es_cookbook.plugins.hub.client import FIRST_SECONDS, asking
 from es_cookbook.rl.data.files import (
     FILE_TYPES,
     UNREADABLE,
     file_rows,
-    first_line,
     reading,
 )
 from es_cookbook.rl.data.rows import Row, shown

@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
-from es_cookbook.common.errors import DataError
+from es_cookbook.common.errors import DataError, first_line
 from es_cookbook.rl.data.rows import Row, changed, shown
 
 CSV = (".csv", ".csv.gz")
@@ -153,8 +153,3 @@ def _decoded(value: object) -> object:
     with contextlib.suppress(UnicodeDecodeError):
         return value.decode() if isinstance(value, bytes) else value
     return value
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, ca
 import anyio
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import ConfigError, did_you_mean
+from es_cookbook.common.errors import ConfigError, did_you_mean, with_class
 from es_cookbook.rl.grading.workers import in_worker
 from es_cookbook.rl.messages.message import ToolCall
 
@@ -178,9 +178,7 @@ async def run_call(call: ToolCall, tools: Sequence[Tool | ToolSchema]) -> Result
     except Exception as error:
         if tool.errors == "lose":
             raise
-        first_line = str(error).partition("\n")[0]
-        said = f"{type(error).__name__}: {first_line}".removesuffix(": ")
-        return failed(cut(f"{call.name}: {said}", tool.max_chars))
+        return failed(cut(f"{call.name}: {with_class(error)}", tool.max_chars))
 
 
 def unknown_tool(name: str, names: Collection[str]) -> Result:
