@@ -134,7 +134,7 @@ def other_base(run: Path) -> None:
         (
             lambda run: edited(run, search_space={"$class": "strangers:Space"}),
             "{run}@1",
-            r"no package strangers here; .* add trust=.*; export it, and give model_name=that",
+            r"of strangers; if you trust .* add trust=.*; export it, and give model_name=that",
         ),
     ],
 )
