@@ -5,15 +5,14 @@
 
 Both prompts begin a chat, so the model has not seen its answer when it reads the second. That is
 the joint task of ESMA (Park, Meyerson, Qiu and Miikkulainen 2026, arXiv:2602.02605), with a reward
-of our own. The second reply is not sampled: the claim c is the probability of "Yes" in place of
-"No", and a rollout earns, in bits,
+of our own. The second reply is not sampled; a rollout earns, in bits,
 
-    1 + log2(c)        if the answer is right
-    1 + log2(1 - c)    if it is wrong
+    1 + log2 P("Yes")    if the answer is right
+    1 + log2 P("No")     if it is wrong
 
-This is 0 for c = 1/2 and at most 1. The objective `balanced` counts right and wrong answers alike,
-so that claims which do not depend on the question earn at most 0, and "yes" to everything earns as
-little as "no" to everything.
+This is 0 for a probability of 1/2 and at most 1. The objective `balanced` counts right and wrong
+answers alike, so that claims which do not depend on the question earn at most 0, and "yes" to
+everything earns as little as "no" to everything.
 
 The questions are facts (those of the recipe `chat`) and sums of numbers of one to three digits, of
 which a small model gets some right.
@@ -27,7 +26,6 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 import chz
-import numpy as np
 from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError
@@ -61,8 +59,8 @@ def is_right(text: str, gold: str) -> bool:
 def grade_claim(right: bool, yes: float, no: float) -> tuple[float, dict[str, float]]:
     """Return the reward and the metrics of an answer and a claim.
 
-    >>> grade_claim(True, math.log(0.5), math.log(0.125))[0].__round__(3)
-    0.678
+    >>> grade_claim(True, math.log(0.5), math.log(0.25))[0]
+    0.0
 
     Args:
         right: whether the answer is right.
@@ -77,8 +75,7 @@ def grade_claim(right: bool, yes: float, no: float) -> tuple[float, dict[str, fl
         "well_formed": math.exp(yes) + math.exp(no) >= 0.5,
         "yes_if_right" if right else "yes_if_wrong": claims,
     }
-    log_odds = yes - no if right else no - yes
-    bits = 1 - float(np.logaddexp2(0.0, -log_odds / math.log(2)))
+    bits = 1 + (yes if right else no) / math.log(2)
     return bits, {name: float(value) for name, value in metrics.items()}
 
 

@@ -20,8 +20,8 @@ from es_cookbook.rl.objectives import OBJECTIVE_NAMES, Objective
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.program import RecipeConfig, program
 
-ES = {**chat.ES, "sigma": 0.008, "learning_rate": 0.032}
-"""What `auto` finds for `chat`: the search costs as much as several generations here."""
+ES = {**chat.ES, "sigma": 0.008, "learning_rate": 0.016}
+"""The sigma that `auto` finds for `chat`, and half of its rate: more makes yes and no swing."""
 
 
 @chz.chz

@@ -24,7 +24,7 @@ TOKENIZER = build_tokenizer("".join(map(chr, range(33, 127))) + "ĠĊ")
 
 
 class Claiming(Script):
-    """Gives one answer, and says yes with a probability of 3/4 where it says yes or no."""
+    """Gives one answer, and would say yes with a probability of 0.6, and no of 0.2."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, TOKENIZER)
@@ -37,7 +37,7 @@ class Claiming(Script):
         return [math.log(0.6 if is_yes else 0.2), *[0.0] * (len(continuation_T) - 1)]
 
 
-@pytest.mark.parametrize(("is_right", "reward"), [(True, math.log2(1.5)), (False, -1.0)])
+@pytest.mark.parametrize(("is_right", "reward"), [(True, math.log2(1.2)), (False, math.log2(0.4))])
 async def test_a_claim_is_read_in_a_context_of_its_own(is_right: bool, reward: float) -> None:
     train, test_P = await build(KnowsDatasetBuilder(num_train=16, num_test=6), TOKENIZER)
     for problem in (*train.builders, *test_P):
