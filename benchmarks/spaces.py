@@ -5,8 +5,8 @@
 
 SmolLM2-135M-Instruct (`make chat-model`) learns sums in words from gold answers: the recipe `chat`
 on held-out questions that choose settings (`dataset.fold=1`), with 16 genomes, 4 questions a
-generation and 12 generations, so 768 evaluations for every space, and three seeds. σ is what `auto`
-found on a machine that was not busy (its search is cut short on a busy one), and α is `auto`.
+generation and 12 generations, so 768 evaluations for every space, and three seeds. σ is about what
+`auto` finds on a machine that is not busy (on a busy one its search is cut short); α is `auto`.
 Seconds are those of processors, start and two evaluations of 100 questions included.
 """
 

@@ -98,6 +98,7 @@ def rows() -> list[Baseline]:
     return [
         *studied(),
         *_recipes(),
+        *_spaces(),
         *_main_job(),
         *_gradients(),
         *_arithmetic(),
@@ -179,6 +180,28 @@ def _recipes() -> Iterator[Baseline]:
             RESULTS / f"recipes-{name}.json",
             _hardware(found),
             _kept(name),
+        )
+
+
+def _spaces() -> Iterator[Baseline]:
+    """Yield search spaces on a task of the recipe chat, at equal evaluations."""
+    for space, method in {
+        "low_rank": "ES, low rank",
+        "steering": "ES, steering vectors",
+        "soft_prompt": "ES, soft prompt",
+    }.items():
+        found = _read(f"spaces-{space}")
+        yield Baseline(
+            "chat: sums, fold 1",
+            "SmolLM2-135M-Instruct",
+            method,
+            GOLD,
+            f"{fmean(_values(found, 'seconds of processors')):.0f} of processors",
+            "48, and 768 scores",
+            _score(_values(found, "correct before"), _values(found, "correct after"), "correct"),
+            found["command"],
+            RESULTS / f"spaces-{space}.json",
+            _hardware(found),
         )
 
 
