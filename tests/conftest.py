@@ -20,6 +20,7 @@ os.environ.setdefault("WANDB_MODE", "offline")
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from es_cookbook.common import registry
 from tests import families
@@ -36,7 +37,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.fsync = lambda _: None
 
 # No deadline: a loaded machine is not a failure. Derandomised: the same examples on every run and
-# machine.
+# machine; so none are taken from the code of the modules that happen to be loaded, which also takes
+# seconds of every process.
+providers.is_local_module_file = lambda path: False
 settings.register_profile(
     "es_cookbook",
     deadline=None,
