@@ -34,10 +34,6 @@ _BRANCH = re.compile(r"[^\s\x00-\x1f\x7f~^:?*\[\\{}]{1,200}")
 logger = logging.getLogger(__name__)
 
 
-def _repository(push: "HubPush") -> str:
-    return f"hub:{push.repo_id}"
-
-
 @chz.chz
 class HubPush(TrackerBuilder):
     """Builds the tracker that pushes a run every few generations.
@@ -47,7 +43,10 @@ class HubPush(TrackerBuilder):
 
     repo_id: str = chz.field(
         doc="repository on the Hub: owner/name; created if it does not exist",
-        metadata=needs_trust(_repository, "is where the run would be pushed, as you on the Hub"),
+        metadata=needs_trust(
+            lambda push: f"hub:{push.repo_id}",
+            "is where the run would be pushed, as you on the Hub",
+        ),
     )
     every: int = chz.field(default=10, doc="generations between pushes; the last is always pushed")
     revision: str = chz.field(

@@ -72,7 +72,8 @@ def files_to_push(path: Path) -> Mapping[str, Path | bytes]:
     files = {
         file.relative_to(path).as_posix(): check_file(file, ANY_SIZE, path)
         for file in sorted(path.rglob("*"))
-        if (file.is_symlink() or not file.is_dir()) and not _is_left_out(file.relative_to(path))
+        if (file.is_symlink() or not file.is_dir())
+        and not any(p[0] == "." or p.endswith(_NOT_PUSHED) for p in file.relative_to(path).parts)
     }
     if not files:
         raise RunDirectoryError(f"path {path} holds nothing to push")
@@ -85,11 +86,6 @@ def _whole_lines(path: Path) -> bytes:
     if path.suffix == ".jsonl" and found and not found[-1].endswith(b"\n"):
         found.pop()
     return b"".join(found)
-
-
-def _is_left_out(path: Path) -> bool:
-    hidden = any(part.startswith(".") for part in path.parts)
-    return hidden or any(part.endswith(_NOT_PUSHED) for part in path.parts)
 
 
 def push(path: Path, repo_id: str, revision: str = MAIN, private: bool = True) -> str:

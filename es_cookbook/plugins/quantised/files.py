@@ -211,18 +211,14 @@ class _Checkpoint(QuantisedCheckpoint):
 
     @override
     def parameters(self) -> ReadTensors:
-        kinds: list[Kind] = [k for k in KINDS if k != "zeros" or not self.layout.symmetric]
-        if self.layout.floats:
-            kinds = []
-        places: dict[str, tuple[str, Kind]] = {
-            parameter_name(layer, kind): (layer, kind) for layer in self.layers for kind in kinds
-        }
+        kinds = [kind for kind in KINDS if kind != "zeros" or not self.layout.symmetric]
+        names = (parameter_name(c, kind) for c in self.layers for kind in kinds)
 
         def read(name: str) -> torch.Tensor:
-            layer, kind = places[name]
+            layer, _, kind = name.rpartition(".")
             return self.weight(layer).parameters()[kind]
 
-        return ReadTensors(places, read)
+        return ReadTensors(() if self.layout.floats else dict.fromkeys(names), read)
 
     @override
     def outline(self, layer: str) -> QuantisedWeight:
@@ -235,13 +231,8 @@ class _Checkpoint(QuantisedCheckpoint):
 
     @override
     def plain(self, names: Collection[str], dtype: torch.dtype) -> ReadTensors:
-        part_of = {name: layer for layer in self.layers for name in self._stored_names(layer)}
         codes = self.layout.names["codes"]
-        quantised = {
-            f"{part_of[name]}.weight": part_of[name]
-            for name in names
-            if name in part_of and name == f"{part_of[name]}.{codes}"
-        }
+        quantised = {f"{c}.weight": c for c in self.layers if f"{c}.{codes}" in names}
 
         def read(name: str) -> torch.Tensor:
             if name in quantised:
@@ -254,8 +245,8 @@ class _Checkpoint(QuantisedCheckpoint):
                 )
             return tensor
 
-        others = [name for name in names if name not in part_of]
-        return ReadTensors({*others, *quantised}, read)
+        parts = {name for layer in self.layers for name in self._stored_names(layer)}
+        return ReadTensors({*names} - parts | quantised.keys(), read)
 
     def _stored_names(self, layer: str) -> list[str]:
         own = self.layout.names.values()
