@@ -107,7 +107,7 @@ def _place(item: pytest.Item) -> int:
     return next(places, len(LONGEST))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """Run async tests on asyncio, which the engines use."""
     return "asyncio"

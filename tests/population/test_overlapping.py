@@ -144,6 +144,7 @@ async def test_evaluations_measure_the_newest_centre(
     assert evaluated == [0] * 4 + [5] * 4 + [10] * 4 + [12] * 4
 
 
+@pytest.mark.slow
 async def test_every_rollout_comes_back_around_the_centre_where_its_genome_stood(
     tmp_path: Path,
 ) -> None:

@@ -75,11 +75,6 @@ async def recorded(tmp_path_factory: pytest.TempPathFactory, rows: Path) -> Path
     return path
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_a_run_records_what_its_batches_follow_from(recorded: Path) -> None:
     records = list(read_history(recorded / "history.jsonl"))
     assert [len(record.results_P) for record in records] == [8] * 6

@@ -19,11 +19,6 @@ from tests.tiny_run import TinyConfig, write_tiny_model
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run of six generations, and its model beside it."""
     path = tmp_path_factory.mktemp("rebuilt")

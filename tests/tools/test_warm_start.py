@@ -42,6 +42,7 @@ def warm_start_of(name: str) -> ModuleType:
     return importlib.import_module(f"tools.bundled.{name}")
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", sampled(MADE, 4))
 def test_the_warm_start_is_seeded_and_loads_as_the_bundled_model_does(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

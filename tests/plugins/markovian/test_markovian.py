@@ -67,11 +67,6 @@ async def engine() -> AsyncIterator[Engine]:
     await built.close()
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Given(MarkovianEnv):
     """Thinks what it is given."""
 

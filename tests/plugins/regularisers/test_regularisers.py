@@ -26,11 +26,6 @@ PAIR = (5, 6, 7), (10, 11, 12), (20, 21)
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Engine]:
     model = write_tiny_model(tmp_path_factory.mktemp("model"))
     built = await TorchEngineBuilder(num_lanes=1)(model_name=str(model), search_space=LowRank())
