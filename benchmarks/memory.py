@@ -63,7 +63,7 @@ class _Watch:
     def around(
         self, function: Callable[_P, _T], before: tuple[str, str], after: tuple[str, str]
     ) -> Callable[_P, _T]:
-        """The function, with what `now` notes before and after it."""
+        """Return the function with `now` called before and after it."""
 
         def watched(*given: _P.args, **more: _P.kwargs) -> _T:
             self.now(*before)
@@ -85,7 +85,7 @@ def _resident() -> float:
 
 
 def measured(products: str, options: dict[str, str]) -> dict[str, float]:
-    """Sizes in GiB by name, of a run in this process."""
+    """Run the recipe in this process. Returns sizes in GiB by name."""
     importlib.import_module("es_cookbook.engines.torch.self_check")  # which a run imports late
     sizes: dict[str, float] = {}
     watch = _Watch()
@@ -148,7 +148,7 @@ def measured(products: str, options: dict[str, str]) -> dict[str, float]:
 
 
 def rows_of(products: str, options: dict[str, str]) -> list[Row]:
-    """The list, of a run in a fresh process."""
+    """Return the table's rows, of a run in a fresh process."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as process:
         found = process.submit(measured, products, options).result()

@@ -40,12 +40,14 @@ LayerStates: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of all places in one layer."""
 Run: TypeAlias = tuple[int, int]
 """The first position of a run, and how many places it lies after its positions."""
+NO_SEQUENCE = -1
+"""The sequence of rows of no request."""
 _BEYOND = 1 << 62
 """Beginning of a run that a sequence does not have."""
 
 
 def round_up(number: int, step: int) -> int:
-    """Smallest multiple of `step` that is at least `number`."""
+    """Return the smallest multiple of `step` that is at least `number`."""
     return -(-number // step) * step
 
 
@@ -101,7 +103,7 @@ class SequenceTable:
             array[: len(order)] = array[order]
 
     def places(self, sequences: np.ndarray, length: int) -> torch.Tensor:
-        """Places of sequences' first positions, (sequences, length); 0 for a negative sequence."""
+        """Return places of sequences' first positions, (sequences, length); 0 for no sequence."""
         at = np.arange(length)
         begins, shifts = self.begins_S_R[sequences], self.shifts_S_R[sequences]
         run = (begins[:, :, None] <= at).sum(axis=1) - 1
@@ -142,24 +144,18 @@ class TokenCache:
         with self._lock:
             states = self._layers.get(index, (k_T[:0], v_T[:0]))
             if len(states[0]) < self.num_reached * STEP:
-                size = (
-                    min(self.num_blocks, max(self.num_reached, 2 * len(states[0]) // STEP)) * STEP
-                )
-                new = [each.new_zeros(size, *each.shape[1:]) for each in states]
-                for larger, smaller in zip(new, states, strict=True):
-                    larger[: len(smaller)] = smaller
-                states = self._layers[index] = new[0], new[1]
+                blocks = max(self.num_reached, 2 * len(states[0]) // STEP)
+                more = min(self.num_blocks, blocks) * STEP - len(states[0])
+                new = (each.new_zeros(more, *each.shape[1:]) for each in states)
+                states = tuple(map(torch.cat, zip(states, new, strict=True)))
+                self._layers[index] = states
             keys, values = states
             keys[places_T] = k_T
             # Finite, so that a value with no weight contributes exactly nothing.
             values[places_T] = torch.nan_to_num(v_T)
 
-    def places(self, table: SequenceTable, sequences: np.ndarray, length: int) -> torch.Tensor:
-        """`SequenceTable.places`; beyond a sequence's end it may be any place that there is."""
-        return table.places(sequences, length).clamp(max=self.num_reached * STEP - 1)
-
     def of_places(self, index: int, places_B_L: torch.Tensor) -> LayerStates:
-        """A layer's keys and values at places: (sequences, kv heads, length, d) each."""
+        """Return a layer's keys and values at places: (sequences, kv heads, length, d) each."""
         keys, values = (each[places_B_L].transpose(1, 2) for each in self._layers[index])
         return keys, values
 
@@ -172,7 +168,7 @@ class KernelCache(TokenCache):
     """
 
     def layer(self, index: int, size: int) -> torch.Tensor:
-        """All keys and values of a layer that takes `size` numbers per place: (blocks, numbers)."""
+        """Return a layer's cache, (blocks, numbers), with `size` numbers per place."""
         with self._lock:
             if index not in self._layers:
                 num_bytes = self.num_blocks * STEP * size * self.dtype.itemsize
@@ -184,14 +180,7 @@ class KernelCache(TokenCache):
 
 
 class KernelRows:
-    """Tokens of any sequences on the CPU, after those that they see.
-
-    Args:
-        sequences_T: sequence of each row; negative for rows of no request.
-        positions_T: position of each row in its sequence.
-        table: places of sequences.
-        cache: receives keys and values.
-    """
+    """Tokens of any sequences on the CPU, after those that they see; see `attention_rows`."""
 
     def __init__(
         self,
@@ -206,7 +195,7 @@ class KernelRows:
 
     @classmethod
     def of_a_block(cls, num_rows: int, dtype: torch.dtype) -> "KernelRows":
-        """The first tokens of one sequence, in a cache of one block."""
+        """Return rows for the first tokens of one sequence, with a cache of one block."""
         table, positions_T = SequenceTable(1), torch.arange(num_rows)
         table.put(0, [(0, 0)])
         return cls(torch.zeros_like(positions_T), positions_T, table, KernelCache(1, dtype))
@@ -214,7 +203,7 @@ class KernelRows:
     def attend(
         self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
     ) -> torch.Tensor:
-        """Attention for flat rows: q (T, heads, d), k and v (T, kv heads, d) -> (T, heads, d)."""
+        """Attend for flat rows: q (T, heads, d), k and v (T, kv heads, d) -> (T, heads, d)."""
         y_T_N = torch.cat([each.flatten(1) for each in (q_T, k_T, v_T)], dim=1).float()
         linear = y_T_N, y_T_N, NO_FACTORS, None, NO_NORMS
         heads, (kv_heads, width) = q_T.shape[1], v_T.shape[1:]
@@ -225,7 +214,7 @@ class KernelRows:
     def attend_rotated(
         self, layer: AttentionLayer, linear: LinearOutputs, heads: tuple[int, int]
     ) -> torch.Tensor:
-        """Return the same from outputs of linear layers; heads are (number of kv heads, d)."""
+        """Attend for outputs of linear layers; heads are (number of kv heads, d)."""
         y_T_N, (kv_heads, size) = linear[0], heads
         out_T_N = y_T_N.new_empty(len(y_T_N), y_T_N.shape[1] - 2 * kv_heads * size)
         self._attend(layer, linear, (out_T_N.shape[1] // size, kv_heads, size), size, out_T_N)
@@ -253,7 +242,7 @@ class KernelRows:
 def _attend(
     layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: torch.Tensor
 ) -> torch.Tensor:
-    """Softmax of scaled, capped and masked scores, times values.
+    """Return the softmax of scaled, capped and masked scores, times values.
 
     Args:
         layer: settings of the layer.
@@ -276,155 +265,121 @@ def _attend(
 
 
 def _hidden(positions: torch.Tensor, length: int, window: int | None) -> torch.Tensor:
-    """Mask of those of `length` positions that each token does not see: (..., length)."""
+    """Return which of `length` positions each token does not see: (..., length)."""
     at, own = torch.arange(length, device=positions.device), positions[..., None]
     return at > own if window is None else (at > own) | (at <= own - window)
 
 
-class DecodeRows:
-    """One row per sequence, by torch: its newest token; as `KernelRows` takes them."""
-
-    def __init__(
-        self,
-        sequences_B: torch.Tensor,
-        positions_B: torch.Tensor,
-        table: SequenceTable,
-        cache: TokenCache,
-    ) -> None:
-        self._cache = cache
-        self._length = round_up(int(positions_B.max()) + 1, LENGTH_STEP)
-        self._positions_B = positions_B
-        places_B_L = cache.places(table, sequences_B.numpy(), self._length)
-        places_B_L = places_B_L.to(positions_B.device)
-        self._places_B_L = places_B_L
-        self._newest_B = places_B_L.gather(1, positions_B[:, None])[:, 0]
-        self._hidden: dict[int | None, torch.Tensor] = {}
-
-    def attend(
-        self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
-    ) -> torch.Tensor:
-        """Attend as `KernelRows.attend` does."""
-        num, heads, width = q_T.shape
-        self._cache.write(layer.index, self._newest_B, k_T, v_T)
-        keys, values = self._cache.of_places(layer.index, self._places_B_L)
-        if layer.window not in self._hidden:
-            hidden = _hidden(self._positions_B, self._length, layer.window)
-            self._hidden[layer.window] = hidden[:, None]
-        q = q_T.reshape(num, k_T.shape[1], -1, 1, width)
-        out = _attend(layer, q, keys, values, self._hidden[layer.window])
-        return out.reshape(num, heads, -1).contiguous()  # some models view it otherwise
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
-class _PromptGroup:
-    """Prompts whose new parts, and wholes, have one padded length: B of them, L new rows each.
+class _Group:
+    """Sequences that have as many new rows: B of them, L rows each.
 
     Attributes:
-        rows_B_L: flat row of each new token, beyond a prompt's end that of its last one.
-        positions_B_L: and its position.
-        places_B_W: places of the whole prompts.
-        tokens_T: which of these B · L are tokens.
-        rows_T: rows of these tokens alone.
+        rows_B_L: flat rows; beyond a sequence's last one, that one again.
+        positions_B_L: their positions.
+        places_B_W: places of the whole sequences.
+        hidden: what each row does not see, (B, L, W), by window.
     """
 
     rows_B_L: torch.Tensor
     positions_B_L: torch.Tensor
     places_B_W: torch.Tensor
-    tokens_T: torch.Tensor
-    rows_T: torch.Tensor
+    hidden: dict[int | None, torch.Tensor] = dataclasses.field(default_factory=dict)
 
 
-class PrefillRows:
-    """New parts of prompts, one after the other, by torch; a token sees its own up to itself.
+class TorchRows:
+    """Tokens of any sequences, by torch; as `KernelRows`, where those of a sequence come together.
 
-    Args:
-        rows: the first flat row of each prompt; how many it has; and the position of the first,
-            before which all is in the cache, or of a prompt before it.
-        cache: receives keys and values.
-        table: places of sequences, and `sequences`, that of each prompt.
+    Sequences whose numbers of new tokens differ little are padded to one length and run together.
     """
 
     def __init__(
         self,
-        rows: tuple[list[int], list[int], list[int]],
-        device: torch.device,
-        cache: TokenCache,
+        sequences_T: torch.Tensor,
+        positions_T: torch.Tensor,
         table: SequenceTable,
-        sequences: list[int],
+        cache: TokenCache,
     ) -> None:
         self._cache = cache
-        starts, lengths, firsts = rows
-        by_length: dict[tuple[int, int], list[int]] = {}
-        for i, (first, length) in enumerate(zip(firsts, lengths, strict=True)):
-            padded = round_up(length, LENGTH_STEP), round_up(first + length, LENGTH_STEP)
-            by_length.setdefault(padded, []).append(i)
-        self._groups: list[_PromptGroup] = []
-        new: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for (padded, whole), members in by_length.items():
-            start, length, first = (
-                torch.tensor([numbers[i] for i in members])[:, None]
-                for numbers in (starts, lengths, firsts)
-            )
-            at = torch.minimum(torch.arange(padded), length - 1)
-            tokens_T = (torch.arange(padded) < length).flatten().nonzero().flatten()
-            rows_B_L, positions_B_L = start + at, first + at
-            places_B_W = cache.places(table, np.array([sequences[i] for i in members]), whole)
-            rows_T = rows_B_L.flatten()[tokens_T]
-            new.append((rows_T, places_B_W.gather(1, positions_B_L).flatten()[tokens_T]))
-            parts = rows_B_L, positions_B_L, places_B_W, tokens_T, rows_T
-            self._groups.append(_PromptGroup(*(part.to(device) for part in parts)))
-        self._rows_T, self._places_T = (
-            torch.cat(each).to(device) for each in zip(*new, strict=True)
-        )
+        sequences, positions = sequences_T.numpy(), positions_T.cpu().numpy()
+        starts = np.flatnonzero(np.diff(sequences, prepend=NO_SEQUENCE - 1))
+        lengths = np.diff(starts, append=len(sequences))
+        of_requests = sequences[starts] >= 0
+        starts, lengths = starts[of_requests], lengths[of_requests]
+        # One new token each, as while decoding, is not padded.
+        padded = np.where(lengths == 1, 1, -(-lengths // LENGTH_STEP) * LENGTH_STEP)
+        self._groups: list[_Group] = []
+        for length in np.unique(padded):
+            own = padded == length
+            at = np.minimum(np.arange(length), lengths[own, None] - 1)
+            rows = starts[own, None] + at
+            whole = round_up(int(positions[rows].max()) + 1, LENGTH_STEP)
+            # Beyond a sequence's end it may be any place that there is.
+            places_B_W = table.places(sequences[starts[own]], whole)
+            places_B_W = places_B_W.clamp(max=cache.num_reached * STEP - 1)
+            parts = torch.from_numpy(rows), torch.from_numpy(positions[rows]), places_B_W
+            rows_B_L, positions_B_L, places_B_W = (part.to(positions_T.device) for part in parts)
+            self._groups.append(_Group(rows_B_L, positions_B_L, places_B_W))
+        new = [each.places_B_W.gather(1, each.positions_B_L).flatten() for each in self._groups]
+        self._rows_T = torch.cat([each.rows_B_L.flatten() for each in self._groups])
+        self._places_T = torch.cat(new)
 
     def attend(
         self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
     ) -> torch.Tensor:
         """Attend as `KernelRows.attend` does."""
         (heads, width), (kv_heads, value_width) = q_T.shape[1:], v_T.shape[1:]
+        # All at first: a sequence may see what another one writes.
         self._cache.write(layer.index, self._places_T, k_T[self._rows_T], v_T[self._rows_T])
         out_T = q_T.new_zeros(q_T.shape[0], heads, value_width)
         for group in self._groups:
             (num, queries), length = group.rows_B_L.shape, group.places_B_W.shape[1]
-            of_prompt = max(heads * queries, kv_heads * (width + value_width)) * length
-            parts = [
-                self._attend_part(layer, group, part, q_T)
-                for part in torch.arange(num, device=q_T.device).split(
-                    max(1, _MAX_ELEMENTS // of_prompt)
-                )
-            ]
-            out_T[group.rows_T] = torch.cat(parts).flatten(0, 1)[group.tokens_T]
+            if layer.window not in group.hidden:
+                hidden = _hidden(group.positions_B_L, length, layer.window)
+                group.hidden[layer.window] = hidden
+            of_sequence = max(heads * queries, kv_heads * (width + value_width)) * length
+            step = max(1, _MAX_ELEMENTS // of_sequence)
+            for part in (slice(first, first + step) for first in range(0, num, step)):
+                rows_B_L = group.rows_B_L[part]
+                keys, values = self._cache.of_places(layer.index, group.places_B_W[part])
+                q = q_T[rows_B_L].unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4)
+                out = _attend(layer, q, keys, values, group.hidden[layer.window][part])
+                out_T[rows_B_L] = out.permute(0, 3, 1, 2, 4).flatten(2, 3)
         return out_T
 
-    def _attend_part(
-        self, layer: AttentionLayer, group: _PromptGroup, part: torch.Tensor, q_T: torch.Tensor
-    ) -> torch.Tensor:
-        """(part, L, heads, d) of some prompts of a group."""
-        places = group.places_B_W[part]
-        keys, values = self._cache.of_places(layer.index, places)
-        q = q_T[group.rows_B_L[part]].unflatten(2, (keys.shape[1], -1)).permute(0, 2, 3, 1, 4)
-        hidden = _hidden(group.positions_B_L[part], places.shape[1], layer.window)
-        out = _attend(layer, q, keys, values, hidden)
-        return out.permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+AttentionRows: TypeAlias = KernelRows | TorchRows
 
 
-AttentionRows: TypeAlias = KernelRows | DecodeRows | PrefillRows
-"""Attention of a batch's rows: prefill, decode and scoring batches differ."""
+def attention_rows(
+    sequences_T: torch.Tensor, positions_T: torch.Tensor, table: SequenceTable, cache: TokenCache
+) -> AttentionRows:
+    """Return attention for tokens of any sequences.
+
+    Args:
+        sequences_T: sequence of each row, on the CPU; negative for rows of no request.
+        positions_T: position of each row in its sequence.
+        table: places of sequences.
+        cache: receives keys and values.
+    """
+    if isinstance(cache, KernelCache):
+        return KernelRows(sequences_T, positions_T, table, cache)
+    return TorchRows(sequences_T, positions_T, table, cache)
 
 
 def unknown_option(options: Mapping[str, object]) -> str | None:
-    """Name of an attention input beyond queries, keys, values and the batch, if any."""
+    """Return the name of an attention input beyond queries, keys, values and the batch, if any."""
     tensors = (name for name, option in options.items() if isinstance(option, torch.Tensor))
     return next((name for name in tensors if name not in _IMPLIED_BY_ROWS), None)
 
 
 def attention_of(module: PreTrainedModel) -> str:
-    """The name of the attention function that a model uses, in transformers."""
+    """Return the name of the attention function that a model uses, in transformers."""
     name = module.config._attn_implementation  # pyright: ignore[reportPrivateUsage]
     return name or "eager"
 
 
 def set_attention(module: PreTrainedModel, name: str) -> None:
-    """Let a model use an attention function by its name in transformers, if it lets one choose."""
+    """Have a model use an attention function of transformers, if the model supports that."""
     if module._can_set_attn_implementation():  # pyright: ignore[reportPrivateUsage]
         module.set_attn_implementation(name)

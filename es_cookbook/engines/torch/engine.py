@@ -105,7 +105,7 @@ class TorchEngineBuilder(ModelEngineBuilder):
         path: "RowPath",
         cache_size: "CacheSize",
     ) -> "TorchEngine":
-        """An engine of a model in evaluation mode on its device; `path`: how its batches run."""
+        """Return an engine of a model in evaluation mode on its device; `path`: how batches run."""
         from es_cookbook.engines.torch.host import TorchEngine
         from es_cookbook.engines.torch.memory import Memory, free_bytes
         from es_cookbook.engines.torch.resident_weights import ResidentWeights
@@ -128,12 +128,12 @@ class TorchEngineBuilder(ModelEngineBuilder):
         return TorchEngine(weights, tokenizer, path, plan, self.pass_tokens(on_cpu=on_cpu))
 
     def pass_tokens(self, *, on_cpu: bool) -> int:
-        """Most prompt tokens of one forward pass."""
+        """Return the most prompt tokens of one forward pass."""
         return self.prefill_tokens or (_CPU_PASS if on_cpu else _GPU_PASS)
 
     @override
     def context_length(self, model: "PreTrainedModel") -> int:
-        """As for all engines, up to the length at which rotary positions depend on the batch.
+        """Return it as other engines do, up to where rotary positions would depend on the batch.
 
         Raises:
             ConfigError: The user asks for more.
@@ -152,7 +152,7 @@ class TorchEngineBuilder(ModelEngineBuilder):
 
 
 def _steady_positions(model: "PreTrainedModel") -> int | None:
-    """Tokens up to which a token's rotary position is its own; None if that is any number."""
+    """Return the length up to which rotary positions do not depend on the batch; None for any."""
     text = model.config.get_text_config()
     found = getattr(text, "rope_parameters", None) or {}
     # One kind of layers has its settings there, or each of several has its own.

@@ -17,13 +17,12 @@ from typing_extensions import override
 
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.engines.torch.attention import (
+    NO_SEQUENCE,
     AttentionRows,
-    DecodeRows,
     KernelCache,
-    KernelRows,
-    PrefillRows,
     SequenceTable,
     TokenCache,
+    attention_rows,
     round_up,
 )
 from es_cookbook.engines.torch.kernels.attention import STEP
@@ -40,11 +39,8 @@ from es_cookbook.engines.torch.slots import Forward, SlotTable, Work, token_logp
 
 
 def new_cache(device: torch.device, num_blocks: int, kept: torch.dtype) -> TokenCache:
-    """A cache of `num_blocks` blocks; `kept` is its dtype on the CPU."""
+    """Return a cache of `num_blocks` blocks; `kept` is its dtype on the CPU."""
     return (KernelCache if device.type == "cpu" else TokenCache)(num_blocks, kept)
-
-
-_NO_SEQUENCE = -1
 
 
 class FlatForward(Forward):
@@ -130,7 +126,7 @@ class FlatForward(Forward):
     def _prefill_batches(
         self, placed: Sequence[tuple[Work, int]]
     ) -> Iterator[list[tuple[Work, int]]]:
-        """Neighbours with at most `prefill_tokens` new tokens together, or one alone."""
+        """Yield neighbours with at most `prefill_tokens` new tokens together, or one alone."""
         batch: list[tuple[Work, int]] = []
         tokens = 0
         for work, slot in placed:
@@ -145,17 +141,14 @@ class FlatForward(Forward):
 
     @override
     def decode(self, table: SlotTable) -> tuple[torch.Tensor, np.ndarray]:
-        """One more token for every slot of `table.num_rows`; on the CPU logits of active ones."""
+        """Run one more token for `table.num_rows` slots; on the CPU logits of active ones alone."""
         n = table.num_rows
         positions = torch.from_numpy(table.position[:n]).to(self.device)
         tokens = torch.from_numpy(table.newest[:n]).to(self.device)
         genomes = table.genome_of_block[: n // ROWS_PER_BLOCK]
         factors = self.factors_of_blocks(genomes)
-        slots = torch.from_numpy(np.where(table.active[:n], np.arange(n), _NO_SEQUENCE))
-        if isinstance(self._cache, KernelCache):
-            attention = KernelRows(slots, positions, self._runs, self._cache)
-        else:
-            attention = DecodeRows(slots, positions, self._runs, self._cache)
+        slots = torch.from_numpy(np.where(table.active[:n], np.arange(n), NO_SEQUENCE))
+        attention = attention_rows(slots, positions, self._runs, self._cache)
         active = table.active[:n].nonzero()[0]
         batch = Batch(attention, factors, live=int(active[-1]) + 1)
         if len(active) == n or not self._picks_rows:
@@ -179,7 +172,7 @@ class FlatForward(Forward):
 
     @override
     def score(self, works: Sequence[Work]) -> list[np.ndarray]:
-        """Log-probabilities of continuations, `rows_scored` tokens of them at a time."""
+        """Return log-probabilities of continuations, `rows_scored` tokens of them at a time."""
         for work in sorted(works, key=lambda work: work.row):
             lease = self._prefixes.take(work, self)
             if lease is None:  # running requests have it all, and do not wait for these
@@ -203,7 +196,7 @@ class FlatForward(Forward):
     def _score_batches(
         self, works: Sequence[Work], leases: Sequence[Lease]
     ) -> Iterator[list["_Span"]]:
-        """Batches to run together, in which at most `rows_scored` rows have their logits read.
+        """Yield batches in which at most `rows_scored` rows have their logits read.
 
         A continuation may be cut: keys and values of what ran before are in the cache.
         """
@@ -242,7 +235,7 @@ class FlatForward(Forward):
                 self._prefixes.give_back(self._leases.pop(work))
 
     def _apart(self, works: Sequence[Work]) -> "FlatForward":
-        """The same with a separate cache that has room for these."""
+        """Return a copy with a separate cache that has room for these."""
         num_blocks = 1 + sum(-(-work.length // STEP) for work in works)
         cache = type(self._cache)(num_blocks, self._cache.dtype)
         prefixes = PrefixCache(cache, num_blocks)
@@ -262,7 +255,7 @@ class FlatForward(Forward):
     def _head_factors(
         self, factors: Factors | None, genome_of_block: torch.Tensor, logit_rows: torch.Tensor
     ) -> GroupFactors | None:
-        """The genomes' additions to these rows' logits; None if no genome adds to logits."""
+        """Return the genomes' additions to these rows' logits; None if no genome adds to logits."""
         if factors is None or self._model.head_table is None:
             return None
         return self._model.head_table.rows(genome_of_block[logit_rows // ROWS_PER_BLOCK])
@@ -274,7 +267,7 @@ class FlatForward(Forward):
         positions_T: torch.Tensor,
         logit_rows: torch.Tensor | int,
     ) -> torch.Tensor:
-        """Logits (rows, vocabulary) of flat token rows: of `logit_rows`, or of all if 0."""
+        """Return logits (rows, vocabulary) of flat token rows: of `logit_rows`, or of all if 0."""
         output = self._model.forward(
             batch,
             input_ids=tokens_T.unsqueeze(0),
@@ -337,12 +330,8 @@ class _FlatRows:
         self.genome_of_block = torch.tensor(genomes, device=device)
 
     def attention(self, cache: TokenCache, table: SequenceTable) -> AttentionRows:
-        """Attention of these rows, each within its request's sequence."""
-        sequences = [span.sequence for span in self._spans]
-        if not isinstance(cache, KernelCache):
-            rows = self.starts, self.lengths, [span.first for span in self._spans]
-            return PrefillRows(rows, self.tokens_T.device, cache, table, sequences)
-        sequences_T = torch.full_like(self.tokens_T, _NO_SEQUENCE)
-        for sequence, start, length in zip(sequences, self.starts, self.lengths, strict=True):
-            sequences_T[start : start + length] = sequence
-        return KernelRows(sequences_T, self.positions_T, table, cache)
+        """Return attention of these rows, each within its request's sequence."""
+        sequences_T = torch.full((len(self.tokens_T),), NO_SEQUENCE)
+        for span, start, length in zip(self._spans, self.starts, self.lengths, strict=True):
+            sequences_T[start : start + length] = span.sequence
+        return attention_rows(sequences_T, self.positions_T, table, cache)

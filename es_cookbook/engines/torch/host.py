@@ -115,7 +115,7 @@ def _read_adapter(path: Path, weights: Mapping[str, tuple[int, int]]) -> StoredA
 def chosen_products(
     products: str, dtype: str, weights: torch.dtype, device: torch.device
 ) -> torch.dtype:
-    """The dtype of products with weights of a dtype, given `engine.products` and `engine.dtype`.
+    """Return the dtype of products for weights of a dtype, as the options ask for it.
 
     Raises:
         ConfigError: Products are chosen on another device than the CPU, would round weights that
@@ -227,7 +227,7 @@ class TorchEngine(Engine):
 
     @override
     async def load(self, genomes_G: Sequence[Genome]) -> None:
-        """Low rank: fills tables. Dense: a set of weights per genome."""
+        """Fill tables of low-rank genomes, or make a set of weights for each dense one."""
         with self._usage.changing("load genomes"):
             # The centre stays where it is.
             self._prefixes.clear(lambda target: isinstance(target, int))
@@ -275,7 +275,7 @@ class TorchEngine(Engine):
 
     @override
     def stats(self) -> Mapping[str, float]:
-        """Counters: `tokens` sampled, `requests` taken, and tokens of their prompts.
+        """Return counters: `tokens` sampled, `requests` taken, and tokens of their prompts.
 
         `prefilled_tokens` of those were run, and `cached_tokens` were cached, from a prompt with
         the same prefix or an earlier turn.
@@ -305,7 +305,7 @@ class TorchEngine(Engine):
 
     @contextmanager
     def _changing(self, what: str) -> Generator[None]:
-        """Inside, access is exclusive; cached tokens of the weights are dropped."""
+        """Take exclusive access inside, and drop cached tokens of the weights."""
         with self._usage.changing(what):
             self._prefixes.clear()
             yield
@@ -337,17 +337,17 @@ class TorchEngine(Engine):
         self._queue.put(works)
 
     def _served(self, lane: int, began: float, ended: float) -> None:
-        """Called on a lane's thread: record the time in which it had requests."""
+        """Record the time in which a lane had requests; called on its thread."""
         self.spans.add(f"{self.label}, lane {lane}", "sample", began, ended)
 
     def _tell(self, told: list[tuple[Work, list[int]]]) -> None:
-        """Called on a lane's thread: report tokens of followed requests, before their answers."""
+        """Report tokens of followed requests, before their answers; called on a lane's thread."""
         futures = (self._in_flight.get(work) for work, _ in told)
         if (future := next(filter(None, futures), None)) and not future.get_loop().is_closed():
             future.get_loop().call_soon_threadsafe(_follow, told)
 
     def _deliver(self, results: list[tuple[Work, Answer | BaseException]]) -> None:
-        """Called on a lane's thread: hand results to the event loop."""
+        """Hand results to the event loop; called on a lane's thread."""
         futures = [(self._in_flight.get(work), result) for work, result in results]
         waiting = [(future, result) for future, result in futures if future is not None]
         if waiting and not (loop := waiting[0][0].get_loop()).is_closed():

@@ -12,7 +12,7 @@ and a row's bits do not depend on the number of cores. On CUDA and MPS there is 
 import threading
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeAlias
 
@@ -59,7 +59,7 @@ class WorkQueue:
         self._num_lanes = num_lanes
         self._sample: dict[PopulationModel, _ByRow] = {}
         self._score: dict[PopulationModel, _ByRow] = {}
-        self._lanes_on: dict[PopulationModel, int] = {}
+        self._lanes_on = Counter[PopulationModel]()
         # Lanes that have their share of requests for a model, until more come.
         self._served: dict[PopulationModel, set[int]] = {}
 
@@ -75,13 +75,13 @@ class WorkQueue:
             self.changed.notify_all()
 
     def wait_for_model(self) -> PopulationModel | None:
-        """The model a free lane should turn to, the one fewest lanes are on; None when closed."""
+        """Return the model for a free lane, the one that fewest lanes run; None when closed."""
         with self.changed:
             while not self.closed:
                 models = [*self._score, *self._sample]
                 if models:
-                    model = min(models, key=lambda m: self._lanes_on.get(m, 0))
-                    self._lanes_on[model] = self._lanes_on.get(model, 0) + 1
+                    model = min(models, key=self._lanes_on.__getitem__)
+                    self._lanes_on[model] += 1
                     return model
                 self.changed.wait()
             return None
@@ -99,17 +99,17 @@ class WorkQueue:
                 self._sample[model] = self._sample.pop(model)
 
     def others_wait(self, model: PopulationModel) -> bool:
-        """Whether requests for other models wait."""
+        """Return whether requests for other models wait."""
         with self.changed:
             return any(m is not model for m in (*self._score, *self._sample))
 
     def num_waiting(self, model: PopulationModel) -> int:
-        """Sample requests that wait for a model."""
+        """Return the number of sample requests that wait for a model."""
         with self.changed:
             return sum(len(works) for works in self._sample.get(model, {}).values())
 
     def longest(self, model: PopulationModel) -> int:
-        """Most cache tokens that a waiting request for this model needs; 0 if none waits."""
+        """Return the most cache tokens that a request in the queue needs; 0 if none waits."""
         with self.changed:
             by_row = self._sample.get(model, {})
             return max((work.length for works in by_row.values() for work in works), default=0)
@@ -122,7 +122,7 @@ class WorkQueue:
         max_length: int,
         alike: Callable[[Work], Hashable],
     ) -> list[Work]:
-        """Requests for the free slots in blocks of each genome, then for empty blocks.
+        """Take requests for the free slots in blocks of each genome, then for empty blocks.
 
         Returns a lane's share of those that need at most `max_length` cache tokens and that are all
         `alike`: as many of a genome as it has free slots, and more in whole blocks.
@@ -187,7 +187,7 @@ class WorkQueue:
             return [work for by_row in by_rows for works in by_row.values() for work in works]
 
     def take_scores(self, model: PopulationModel, max_tokens: int) -> list[Work]:
-        """Logprobs requests of together at most `max_tokens` tokens, at least one if any waits.
+        """Take logprobs requests of at most `max_tokens` tokens, at least one if any waits.
 
         All of one genome come together: they share prompts.
         """
@@ -209,7 +209,7 @@ class WorkQueue:
             return taken
 
     def close(self) -> list[Work]:
-        """Wake the lanes to leave. Returns the requests that still waited."""
+        """Have the lanes end. Returns the requests that still waited."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()
@@ -308,7 +308,7 @@ class Lane:
             self._deliver(list(zip(works, answers, strict=True)))
 
     def _fit_cache(self, longest: int) -> None:
-        """Lay the cache out for requests of at most `longest` tokens, while none is running."""
+        """Make slots for requests of at most `longest` tokens, while none is running."""
         length = round_up(max(1, longest), STEP)  # cache views are as long
         if self._table.num_slots and length <= self._table.slot_length <= 2 * length:
             return
@@ -348,7 +348,7 @@ class Lane:
         return len(works)
 
     def _decode(self) -> None:
-        """One more token for every running request."""
+        """Run one more token for every running request."""
         table = self._table
         if (order := table.packed_order()) is not None:
             self.forward.keep(order)

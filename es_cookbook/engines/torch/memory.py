@@ -13,7 +13,7 @@ import dataclasses
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias, cast
 
 import psutil
 import torch
@@ -31,11 +31,8 @@ from es_cookbook.engines.torch.own import Unfit, bytes_of_cache
 from es_cookbook.engines.torch.population_layers import ROWS_PER_BLOCK
 from es_cookbook.evolution.spaces.base import SearchSpace
 
-_Found = TypeVar("_Found")
 _PROBE = "es_cookbook_probe"
 _SHORT, _LONG = 16, 32
-_SMALL = 1 << 22
-"""Parameters up to which weights cost less than torch's detours on "meta"."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class CacheSize:
     per_token: int
 
     def request(self, num_tokens: int) -> int:
-        """Bytes of a request of `num_tokens` tokens."""
+        """Return the bytes of a request of `num_tokens` tokens."""
         return self.fixed + self.per_token * num_tokens
 
 
@@ -77,7 +74,7 @@ def _probe(
     sliding_window: int | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
-    """Attention that only notes what a token needs. As in `population_layers`."""
+    """Note what a token needs of attention, and attend to nothing."""
     if (name := unknown_option(options)) is not None:
         raise Unfit(f"its attention takes {name}")
     index = cast("int", module.layer_idx)
@@ -97,7 +94,7 @@ def flat_cache_size(
     *,
     on_cpu: bool = False,
 ) -> CacheSize:
-    """Keys and values over all layers, of a model whose attention can be replaced.
+    """Return the bytes of keys and values over all layers, if attention can be replaced.
 
     Args:
         model: is not changed.
@@ -111,7 +108,12 @@ def flat_cache_size(
     """
     if not getattr(model, "_supports_attention_backend", False):
         raise Unfit("it has no attention hook in transformers")
-    _run_quickly(model, _run_probe)
+    probe = _with_weights(model)
+    set_attention(probe, _PROBE)
+    _noted.layers = []
+    tokens = torch.zeros(1, _SHORT, dtype=torch.int64, device=probe.device)
+    # Without a mask, transformers would look at the values of positions.
+    probe(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
     noted, _noted.layers = _noted.layers, []
     if not noted:
         raise Unfit("it does not use its attention hook")
@@ -127,65 +129,33 @@ def flat_cache_size(
 
 
 def _bytes_of_token(key: torch.Tensor, value: torch.Tensor, on_cpu: bool) -> int:
-    """Bytes of one token in the cache; key and value are (1, kv heads, tokens, d)."""
+    """Return the bytes of one token in the cache; key and value are (1, kv heads, tokens, d)."""
     columns = round_up(value.shape[3], STEP) if on_cpu else value.shape[3]
     elements = key[0, :, 0].numel() + value.shape[1] * columns
     return elements * (torch.float32.itemsize if on_cpu else key.element_size())
 
 
-def _run_probe(probe: PreTrainedModel) -> None:
-    set_attention(probe, _PROBE)
-    _noted.layers = []
-    tokens = torch.zeros(1, _SHORT, dtype=torch.int64, device=probe.device)
-    # Without a mask, transformers would look at the values of positions.
-    probe(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
-
-
 def own_cache_size(model: PreTrainedModel, path: Path) -> CacheSize:
-    """Size of the model's own cache; without one, the memory for running a token again."""
+    """Return the size of the model's own cache, or without one what running a token again takes."""
     if not path.cached:
         hidden = cast("nn.Embedding", model.get_input_embeddings()).weight.shape[1]
         return CacheSize(0, 16 * hidden * model.dtype.itemsize)
     # A mask makes no difference to how much is kept, and has values, which are looked at.
     alone = dataclasses.replace(path, padded=False)
-
-    def run(probe: PreTrainedModel) -> list[int]:
-        return [bytes_of_cache(probe, alone, n) for n in (_SHORT, _LONG)]
-
-    short, long = _run_quickly(model, run)
+    probe = _with_weights(model)
+    short, long = (bytes_of_cache(probe, alone, length) for length in (_SHORT, _LONG))
     per_token = max(1, -(-(long - short) // (_LONG - _SHORT)))
     return CacheSize(max(0, short - per_token * _SHORT), per_token)
 
 
-def _run_quickly(model: PreTrainedModel, run: Callable[[PreTrainedModel], _Found]) -> _Found:
-    """Run a copy of a model without its weights if it is large, and can do without them."""
-    if model.num_parameters() > _SMALL:
-        try:
-            return run(_on_meta(model))
-        except Unfit:
-            raise
-        except Exception:  # modules that read values, such as routers, cannot run without them
-            pass
-    return run(_with_weights(model))
-
-
-def _on_meta(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy without weights."""
-    memo: dict[int, torch.Tensor] = {}
-    for tensor in (*model.parameters(), *model.buffers()):
-        empty = torch.empty_like(tensor, device="meta")
-        memo[id(tensor)] = nn.Parameter(empty, False) if isinstance(tensor, nn.Parameter) else empty
-    return copy.deepcopy(model, memo)
-
-
 def _with_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy with separate modules, which may store anything, around the same weights."""
+    """Return a copy with separate modules, which may store anything, around the same weights."""
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, tensors)
 
 
 def _is_causal(mask: _Mask, window: int | None, context_length: int) -> bool:
-    """Whether a mask is that of a causal window, for queries over the whole context."""
+    """Return whether a mask is that of a causal window, for queries over the whole context."""
     for at in {context_length - 1, context_length // 2, 0}:
         query, key = torch.tensor(at), torch.arange(context_length)
         seen = (key <= at) & (key > at - window if window else True)
@@ -208,7 +178,7 @@ _LEAST_CONTEXT = 512
 def weight_bytes(
     model: PreTrainedModel, space: SearchSpace, size: int, *, int8: bool = False
 ) -> tuple[int, int, int]:
-    """Memory of an engine's weights, with elements of `size` bytes.
+    """Return the memory of an engine's weights, with elements of `size` bytes.
 
     Copies for products in int8 are kept beside the weights; packed ones in bfloat16 replace them.
 
@@ -250,7 +220,7 @@ def check_weights_fit(model_name: str, needed: tuple[int, int, int], device: tor
 
 
 def free_bytes(device: torch.device) -> int:
-    """Available memory of a device; of the CPU's, a share in proportion to the cores."""
+    """Return a device's available memory; of the CPU's, a share in proportion to the cores."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if device.type == "mps":
@@ -261,7 +231,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def total_bytes(device: torch.device) -> int:
-    """All memory of a device, used or not: it is the same for every run there."""
+    """Return all memory of a device, used or not: it is the same for every run there."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     if device.type == "mps":
@@ -313,7 +283,7 @@ class CachePlan:
         return 1 + max(running, least) + self.num_idle_blocks
 
     def num_slots(self, length: int) -> int:
-        """Requests of `length` tokens that a lane has room for, in whole blocks."""
+        """Return how many requests of `length` tokens a lane has room for, in whole blocks."""
         slots = min(self.max_rows, self.lane_bytes // self.size.request(length))
         return max(ROWS_PER_BLOCK, slots // ROWS_PER_BLOCK * ROWS_PER_BLOCK)
 

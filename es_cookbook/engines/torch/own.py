@@ -68,7 +68,7 @@ class OwnForward(Forward):
 
     @override
     def alike(self, work: Work) -> Hashable:
-        """The prompt's length and the genome, if the path needs one of each per batch."""
+        """Return the prompt's length and the genome, if the path needs one of each per batch."""
         return (
             None if self._path.padded else len(work.sequence),
             None if self._path.mixed else work.row,
@@ -78,7 +78,7 @@ class OwnForward(Forward):
     def prefill(
         self, table: SlotTable, placed: Sequence[tuple[Work, int]]
     ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
-        """Run a cohort's prompts: slots of a part of it, and logits of their first tokens."""
+        """Run a cohort's prompts. Yields slots of its parts, and logits of their first tokens."""
         if not placed:
             return
         num_rows = round_up(max(slot for _, slot in placed) + 1, ROWS_PER_BLOCK)
@@ -105,7 +105,7 @@ class OwnForward(Forward):
 
     @override
     def decode(self, table: SlotTable) -> tuple[torch.Tensor, np.ndarray]:
-        """One more token for every row of the cohort."""
+        """Run one more token for every row of the cohort."""
         slots = table.active.nonzero()[0]
         num_rows = len(self._tokens_B_L)
         if table.num_rows < 0.8 * num_rows:
@@ -125,19 +125,19 @@ class OwnForward(Forward):
         return torch.cat([self._run_piece(rows, genomes)[0] for rows in pieces]), slots
 
     def _rows_at_once(self, length: int) -> int:
-        """Number of sequences of this length per forward pass: blocks, or part of one."""
+        """Return how many sequences of this length run per forward pass: blocks, or part of one."""
         rows = max(2, self.prefill_tokens // length)
         if rows >= ROWS_PER_BLOCK:
             return rows // ROWS_PER_BLOCK * ROWS_PER_BLOCK
         return 1 << (rows.bit_length() - 1)
 
     def _pieces(self, num_rows: int) -> list[slice]:
-        """The rows whose whole sequences run together."""
+        """Return the rows whose whole sequences run together."""
         step = self._rows_at_once(self._tokens_B_L.shape[1])
         return [slice(first, min(first + step, num_rows)) for first in range(0, num_rows, step)]
 
     def _run_piece(self, rows: slice, genomes: np.ndarray) -> tuple[torch.Tensor, object]:
-        """Logits (rows, vocabulary) of the last tokens of whole sequences, and their cache."""
+        """Return logits (rows, vocabulary) of whole sequences' last tokens, and their cache."""
         blocks = genomes[rows.start // ROWS_PER_BLOCK : -(-rows.stop // ROWS_PER_BLOCK)]
         inputs = self._tokens_B_L[rows], self._mask_B_L[rows]
         logits, cache = self._run(blocks, *inputs)
@@ -153,7 +153,7 @@ class OwnForward(Forward):
 
     @override
     def score(self, works: Sequence[Work]) -> list[np.ndarray]:
-        """Log-probabilities of continuations; nothing is cached."""
+        """Return log-probabilities of continuations; nothing is cached."""
         scores: dict[Work, np.ndarray] = {}
         cohorts: dict[Hashable, list[Work]] = {}
         for work in sorted(works, key=lambda work: (work.row, len(work.sequence))):
@@ -198,7 +198,7 @@ class OwnForward(Forward):
         cache: object = None,
         keep: int | None = None,
     ) -> tuple[torch.Tensor, object]:
-        """Logits (rows, at least the last `keep` tokens or 1, vocabulary), and the cache."""
+        """Return logits (rows, at least the last `keep` tokens or 1, vocabulary), and the cache."""
         if not self._path.mixed:  # one block for all rows
             genome_of_block = genome_of_block[genome_of_block >= 0][:1]
         batch = Batch(factors=self.factors_of_blocks(genome_of_block))
@@ -209,7 +209,7 @@ class OwnForward(Forward):
 
 
 def _in_blocks(works: Sequence[Work]) -> tuple[list[Work], int]:
-    """Rows in blocks of one height, each filled up with rows of the same genome; and the height."""
+    """Return rows in blocks of one height, filled up with rows of their genome, and the height."""
     of_genomes: dict[int, list[Work]] = {}
     for work in works:
         of_genomes.setdefault(work.row, []).append(work)
@@ -221,7 +221,7 @@ def _in_blocks(works: Sequence[Work]) -> tuple[list[Work], int]:
 
 
 def bytes_of_cache(module: PreTrainedModel, path: Path, num_tokens: int) -> int:
-    """Bytes of a model's cache for one request of `num_tokens` tokens, found by running it.
+    """Run a model, and return the bytes of its cache for a request of `num_tokens` tokens.
 
     Raises:
         Unfit: It keeps nothing.
@@ -249,7 +249,7 @@ def _inputs(
     cache: object = None,
     keep: int | None = None,
 ) -> dict[str, object]:
-    """Inputs for a model's forward: the tokens not in the cache, or all without one.
+    """Return inputs for a model's forward: the tokens not in the cache, or all without one.
 
     With `keep`, that many of the last tokens have logits, and nothing is cached.
     """
@@ -273,12 +273,12 @@ def _inputs(
 
 @functools.cache
 def _takes(forward: Callable[..., object]) -> frozenset[str]:
-    """Names of a forward's arguments; asked for every token, and slow to find."""
+    """Return the names of a forward's arguments; needed for every token, and slow to find."""
     return frozenset(inspect.signature(forward).parameters)
 
 
 def _cache_in(output: object, inputs: Mapping[str, object]) -> object:
-    """The cache that a model returned, for its next token; None if there is none."""
+    """Return the cache that a model returned, for its next token; None if there is none."""
     if not inputs.get("use_cache"):
         return None
     found = (getattr(output, name, None) for name in _CACHES)
@@ -289,7 +289,7 @@ def _cache_in(output: object, inputs: Mapping[str, object]) -> object:
 def _left_padded(
     sequences: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and mask, both (rows, longest), int64; padding is token 0."""
+    """Return tokens and mask, both (rows, longest), int64; padding is token 0."""
     longest = max(map(len, sequences))
     tokens = [[0] * (longest - len(s)) + list(s) for s in sequences]
     mask = [[0] * (longest - len(s)) + [1] * len(s) for s in sequences]
@@ -297,13 +297,13 @@ def _left_padded(
 
 
 def _shell(model: PopulationModel) -> PreTrainedModel:
-    """A copy with separate modules and buffers around the same parameters."""
+    """Return a copy with separate modules and buffers around the same parameters."""
     shared = (*model.module.parameters(), *model.groups)
     return copy.deepcopy(model.module, {id(each): each for each in shared})
 
 
 def _of_rows(function: _OfRows, caches: Sequence[object]) -> object:
-    """A cache made of others like it, by a function of their tensors."""
+    """Make a cache from others like it, by a function of their tensors."""
     first = caches[0]
     if isinstance(first, torch.Tensor):
         return function(cast("Sequence[torch.Tensor]", caches)) if first.dim() else first
@@ -345,7 +345,7 @@ def _join(num_rows: Sequence[int]) -> _OfRows:
 
 
 def _has_rows(tensor: torch.Tensor, num_rows: int) -> bool:
-    """Whether a cache's tensor has a row for each of several sequences, or one number for all.
+    """Return whether a cache's tensor has a row per sequence, rather than one number for all.
 
     Raises:
         Unfit: Neither, so the rows cannot be found.

@@ -111,7 +111,7 @@ class LowRankTable:
         return len(self.a_G_R_N)
 
     def rows(self, genome_of_block: torch.Tensor) -> "GroupFactors":
-        """The layers' factors for blocks of these genomes."""
+        """Return the layers' factors for blocks of these genomes."""
         if self.a_G_R_N.dim() == 4:
             return self.a_G_R_N, self.b_G_N_R, genome_of_block
         return LowRankRows(self, genome_of_block)
@@ -139,7 +139,7 @@ class LowRankRows:
         return self._num_blocks
 
     def for_kernels(self, num_rows: int) -> RankFactors:
-        """The table, and the genome of each block of rows, all of one height.
+        """Return the table, and the genome of each block of rows, all of one height.
 
         Raises:
             ValueError: They are not: the model runs this layer on other rows than the batch's.
@@ -153,7 +153,7 @@ class LowRankRows:
         return height
 
     def added(self, y_T_N: torch.Tensor, x_T_N: torch.Tensor) -> torch.Tensor:
-        """Y + x B A, each row's own; y may be written to. Raises as `for_kernels`."""
+        """Return y + x B A with each row's own factors; may write to y. Raises as `for_kernels`."""
         if self.gathered is None:
             out = y_T_N if suits_kernels(y_T_N) else torch.empty_like(y_T_N, dtype=torch.float32)
             factors = self.for_kernels(len(y_T_N))
@@ -168,7 +168,7 @@ class LowRankRows:
         return y_T_N
 
     def of_first_block(self, columns: slice) -> torch.Tensor:
-        """The first genome's addition to the weights of these outputs: (in, columns)."""
+        """Return the first genome's addition to the weights of these outputs: (in, columns)."""
         genome = self._genome_of_block[0]
         return self._table.b_G_N_R[genome] @ self._table.a_G_R_N[genome, :, columns]
 
@@ -209,7 +209,7 @@ _current = _Current()
 
 @contextmanager
 def _running(batch: Batch) -> Generator[None]:
-    """Inside, layers run for this batch on this thread."""
+    """Run layers for this batch on this thread inside."""
     _current.batch = batch
     try:
         yield
@@ -224,7 +224,7 @@ def _batch() -> Batch:
 
 
 def factors_of(index: int) -> GroupFactors | None:
-    """Those of a group or table for the batch of the calling thread."""
+    """Return the factors of a group or table for the batch of the calling thread."""
     factors = _batch().factors
     return None if factors is None else factors[index]
 
@@ -234,12 +234,12 @@ def _expert_factors(group: ExpertGroup) -> ExpertFactors | None:
 
 
 def _bias(layer: nn.Linear | Conv1D) -> nn.Parameter | None:
-    """The type that torch gives the attribute leaves out None."""
+    """Return a layer's bias; the type that torch gives the attribute leaves out None."""
     return cast("nn.Parameter | None", layer.bias)
 
 
 def _matrix(layer: nn.Linear | Conv1D) -> torch.Tensor:
-    """(out, in), in the layer's own memory."""
+    """Return a layer's weight as (out, in), in the layer's own memory."""
     return layer.weight.data.T if is_transposed(layer) else layer.weight
 
 
@@ -307,7 +307,7 @@ class LinearGroup:
         self._packed = self._quantised = None
 
     def product(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(..., in) as rows, (rows, in), and x Wᵀ + bias, (rows, sum of sizes), in `rows_dtype`."""
+        """Return x as rows, (rows, in), and x Wᵀ + bias, (rows, sum of sizes), in `rows_dtype`."""
         rows = x.reshape(-1, self.in_features).to(self.rows_dtype).contiguous()
         if self._multiplies:
             wide, live = rows.float(), _batch().live
@@ -320,7 +320,7 @@ class LinearGroup:
         return rows[:num_rows], y[:num_rows]
 
     def for_kernels(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, RankFactors]:
-        """`product`, and what the genomes of its rows add to it."""
+        """Return `product`, and what the genomes of its rows add to it."""
         rows, y = self.product(x)
         factors = self._factors(len(y))
         return rows, y, NO_FACTORS if factors is None else factors.for_kernels(len(y))
@@ -338,7 +338,7 @@ class LinearGroup:
         return factors
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """All members' outputs side by side: (..., in) -> (..., sum of sizes)."""
+        """Compute all members' outputs side by side: (..., in) -> (..., sum of sizes)."""
         rows, y = self.product(x)
         if (factors := self._factors(len(y))) is not None:
             y = factors.added(y, rows)
@@ -363,7 +363,7 @@ class _PopulationLinear(nn.Module):
 
     @override
     def __getattr__(self, name: str) -> Any:
-        """The weight of the batch's genome, for reads outside of the layer.
+        """Return the weight of the batch's genome when code outside of the layer reads it.
 
         In a batch of several it is the centre's: right if only its dtype is looked at, and for the
         self-check to find out.
@@ -379,7 +379,7 @@ class _PopulationLinear(nn.Module):
         return stored + (change.T if self.group.transposed else change)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in) -> (..., out); siblings called with the same input share one matmul."""
+        """Compute (..., in) -> (..., out); siblings called with the same input share one matmul."""
         group = self.group
         if self._alone:
             return group(x)
@@ -399,7 +399,7 @@ def _attention(
     sliding_window: int | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
-    """Attention function for transformers: q, k, v are (1, heads, T, d), with rotary applied.
+    """Attend for transformers: q, k and v are (1, heads, T, d), with rotary applied.
 
     Raises:
         NotImplementedError: The model's attention takes more than this.
@@ -468,7 +468,7 @@ class PopulationModel:
                     child.group.is_read |= not isinstance(parent, GatedLayers | RotaryAttention)
 
     def group_members(self) -> "Iterator[tuple[str, LinearGroup | ExpertGroup, int]]":
-        """(name, group, first output or expert) of every linear weight."""
+        """Yield (name, group, first output or expert) of every linear weight."""
         for name, module in self.module.named_modules():
             if isinstance(module, _PopulationLinear):
                 yield f"{name}.weight", module.group, module.start
@@ -498,7 +498,7 @@ class PopulationModel:
         return cast("LowRankTable | None", table)
 
     def gather(self, genome_of_block: torch.Tensor) -> Factors | None:
-        """Low-rank parts of every group, one row per block; None if all are the last, 0."""
+        """Return low-rank parts of every group, one row per block; None if all are the last, 0."""
         if self.tables is None:
             return None
         last = len(next(table for table in self.tables if table is not None)) - 1
@@ -518,7 +518,7 @@ class PopulationModel:
 
 
 def _gated_like(module: nn.Module) -> GatedLayers | None:
-    """The same by a kernel, if they are gated layers in float32 on the CPU."""
+    """Return the same by a kernel for gated layers in float32 on the CPU, or else None."""
     children = dict(module.named_children())
     layers = [children.get(name) for name in ("gate_proj", "up_proj", "down_proj")]
     if any(not isinstance(layer, _PopulationLinear) for layer in layers):
@@ -536,7 +536,7 @@ def _gated_like(module: nn.Module) -> GatedLayers | None:
 
 
 def _attention_like(module: nn.Module, kept: torch.dtype) -> RotaryAttention | None:
-    """The same by a kernel, if it is attention with rotary positions in float32 on the CPU."""
+    """Return the same by a kernel for rotary attention in float32 on the CPU, or else None."""
     children = dict(module.named_children())
     layers = [children.pop(name, None) for name in (*_SIBLINGS[0], "o_proj")]
     if any(not isinstance(layer, _PopulationLinear) for layer in layers):
@@ -576,12 +576,12 @@ def _attention_like(module: nn.Module, kept: torch.dtype) -> RotaryAttention | N
 
 
 def _feeds_kernels(group: LinearGroup) -> bool:
-    """Whether kernels can read what linear layers make."""
+    """Return whether kernels can read what linear layers compute."""
     return group.weight.device.type == "cpu" and group.dtype == torch.float32
 
 
 def _partition(linears: Mapping[str, nn.Linear | Conv1D]) -> list[tuple[str, ...]]:
-    """Siblings that read the same input together, every other layer alone."""
+    """Group siblings that read the same input; every other layer is alone."""
     fused = [names for names in _SIBLINGS if all(name in linears for name in names)]
     fused = [names for names in fused if len({_signature(linears[name]) for name in names}) == 1]
     taken = {name for names in fused for name in names}
@@ -589,6 +589,6 @@ def _partition(linears: Mapping[str, nn.Linear | Conv1D]) -> list[tuple[str, ...
 
 
 def _signature(layer: nn.Linear | Conv1D) -> tuple[bool, int, bool, torch.dtype]:
-    """Properties shared by layers of one matmul."""
+    """Return the properties that layers of one matmul share."""
     in_features = _matrix(layer).shape[1]
     return isinstance(layer, nn.Linear), in_features, _bias(layer) is None, layer.weight.dtype

@@ -112,7 +112,7 @@ class PrefixCache:
                 self._remove(self._roots.pop(target))
 
     def take(self, work: Work, owner: object) -> Lease | None:
-        """Blocks for a request, whose new tokens `owner` computes; None if there is no room now."""
+        """Take blocks for a request whose new tokens `owner` computes; None if there is no room."""
         tokens_T, end = work.sequence, work.num_prompt - 1  # the last one predicts the next token
         with self._lock:
             node: _Node | None = None
@@ -167,7 +167,7 @@ class PrefixCache:
                 pass
 
     def _find(self, root: _Node, tokens_T: tuple[int, ...], end: int, owner: object) -> list[_Node]:
-        """The path of nodes that a sequence's first tokens have in common with the tree."""
+        """Return the path of nodes that a sequence's first tokens have in common with the tree."""
         path: list[_Node] = []
         at, node = 0, root
         while at < end:
@@ -197,7 +197,7 @@ class PrefixCache:
     def _add(
         self, parent: _Node, tokens_T: tuple[int, ...], runs: Sequence[Run], owner: object
     ) -> _Node:
-        """A node after `parent` of tokens that lie in these runs."""
+        """Add a node after `parent` of tokens that lie in these runs."""
         first, end = parent.end, parent.end + len(tokens_T)
         lies = _within(runs, first, end)
         blocks = _blocks(lies, first, end)
@@ -275,7 +275,7 @@ class PrefixCache:
             self._readers[block] += 1
 
     def _release(self, blocks: Iterable[int]) -> None:
-        """The opposite of `_read`."""
+        """Undo `_read`."""
         for block in blocks:
             self._readers[block] -= 1
             self._num_read -= not self._readers[block]
@@ -303,12 +303,12 @@ def _merged(runs: Iterable[Run]) -> tuple[Run, ...]:
 
 
 def _within(runs: Sequence[Run], first: int, end: int) -> tuple[Run, ...]:
-    """The runs of the positions from `first` to one before `end`."""
+    """Return the runs of the positions from `first` to one before `end`."""
     return tuple((begin, shift) for begin, _, shift in _pieces(runs, first, end))
 
 
 def _blocks(runs: Sequence[Run], first: int, end: int) -> list[int]:
-    """The blocks in which these positions lie, each once for a run."""
+    """Return the blocks in which these positions lie, each once for a run."""
     return [
         block
         for begin, until, shift in _pieces(runs, first, end)
@@ -317,7 +317,7 @@ def _blocks(runs: Sequence[Run], first: int, end: int) -> list[int]:
 
 
 def _pieces(runs: Sequence[Run], first: int, end: int) -> list[tuple[int, int, int]]:
-    """Bounds of each run's positions in `first` ... `end` - 1, and the run's shift."""
+    """Return bounds of each run's positions in `first` ... `end` - 1, and the run's shift."""
     if len(runs) == 1 and first < end:  # nearly always
         return [(first, end, runs[0][1])]
     begins = [begin for begin, _ in runs]
@@ -327,7 +327,7 @@ def _pieces(runs: Sequence[Run], first: int, end: int) -> list[tuple[int, int, i
 
 
 def num_common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
-    """Length of the common prefix of two sequences."""
+    """Return the length of the common prefix of two sequences."""
     least, most = 0, min(len(first), len(second))
     while least < most:  # comparing slices is faster than a loop over tokens
         middle = (least + most + 1) // 2

@@ -111,7 +111,7 @@ class ResidentWeights:
         return max(1, self.memory_bytes // of_genome)
 
     def answering(self, target: Target) -> tuple[PopulationModel, int]:
-        """The model that answers for a target, and its row of the low-rank tables.
+        """Return the model that answers for a target, and its row of the low-rank tables.
 
         Raises:
             RequestError: No such genome is resident.
@@ -131,7 +131,7 @@ class ResidentWeights:
         return (self.model, target) if self._tables else (self._genome_models[target], 0)
 
     def virtual_tokens(self, target: Target) -> tuple[int, ...]:
-        """Virtual tokens that come before a target's prompts."""
+        """Return the virtual tokens that come before a target's prompts."""
         number = 0 if target == "base" else self.space.num_virtual
         return tuple(range(self.vocabulary_size, self.vocabulary_size + number))
 
@@ -216,7 +216,7 @@ class ResidentWeights:
         self._num_loaded = len(genomes_G)
 
     def _new_model(self) -> PopulationModel:
-        """A copy of the base with its own weights, except tables that genomes leave alone."""
+        """Copy the base, with separate weights except tables that genomes leave alone."""
         linear = {
             id(parameter)
             for module in self.base.modules()
@@ -234,7 +234,7 @@ class ResidentWeights:
         return PopulationModel(copy.deepcopy(self.base, shared), self._path)
 
     def _own(self, module: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-        """The parameters that differ between genomes: selected, or made of selected ones."""
+        """Yield the parameters that differ between genomes: selected, or made of selected ones."""
         for name, parameter in named_weights(module):
             if name in self.space.shapes or name in self._quantised:
                 yield name, parameter
@@ -254,7 +254,7 @@ class ResidentWeights:
 def _moving_layers(
     model: PreTrainedModel, space: SearchSpace
 ) -> dict[str, tuple[QuantisedWeight, Mapping[str, str]]]:
-    """Quantised weights that the space moves: name -> weight, and names of what moves of it."""
+    """Return the quantised weights that the space moves: name -> weight, and names of its parts."""
     found: dict[str, tuple[QuantisedWeight, Mapping[str, str]]] = {}
     for layer, weight in quantised_layers(model):
         moving = {
@@ -283,7 +283,7 @@ class _VectorTables:
         host_vectors(model.module, space, len(model.groups), cast(Any, factors_of))
 
     def fill(self, genomes_G: Sequence[Genome]) -> Tables:
-        """Tables of these genomes, the centre and the base, which is 0."""
+        """Make tables of these genomes, the centre and the base, which is 0."""
         tables = list(self._groups)
         for name in self._space.shapes:
             own_G = [self._centre.perturbed(genome, name) for genome in (*genomes_G, Genome())]
@@ -292,7 +292,7 @@ class _VectorTables:
         return tables
 
     def bytes_of_genome(self) -> int:
-        """Bytes of the rows of a genome."""
+        """Return the bytes of a genome's rows."""
         return sum(weight.nbytes for weight in self._centre.weights.values())
 
 
@@ -329,14 +329,14 @@ class GenomeTables:
         return self._fill(factors) if factors.num_ranks else None
 
     def bytes_of_genome(self) -> int:
-        """Bytes of the row of a genome (a low-rank one: with one term), over all tables."""
+        """Return the bytes of a genome's row (a low-rank one: with one term), over all tables."""
         return sum(
             elements_of_row(group, self._rank, len(members)) * group.dtype.itemsize
             for group, members in self._groups
         )
 
     def _fill(self, factors: GenomeFactors) -> Tables:
-        """Tables of zeros, one row more than there are genomes, and the factors in them."""
+        """Make tables of zeros, one row more than there are genomes, and write the factors."""
         tables: Tables = [None] * self._num_groups
         num_rows, rank = factors.num_genomes + 1, factors.num_ranks
 
@@ -373,14 +373,14 @@ class GenomeTables:
 
 
 def elements_of_row(group: LinearGroup | ExpertGroup, rank: int, num_members: int) -> int:
-    """Size of one genome's factors of this rank, for `num_members` perturbed layers of a group."""
+    """Return the elements of a genome's factors for `num_members` perturbed layers of a group."""
     return sum(map(math.prod, _row_shapes(group, rank, num_members)))
 
 
 def _row_shapes(
     group: LinearGroup | ExpertGroup, rank: int, num_members: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of one genome's A and B in memory; see `LowRankTable`."""
+    """Return the shapes of one genome's A and B in memory; see `LowRankTable`."""
     if isinstance(group, ExpertGroup):
         experts, outs, ins = group.weight.shape
         return (experts, rank, outs), (experts, rank, ins)
@@ -389,7 +389,7 @@ def _row_shapes(
 
 
 def _padded(size: int) -> int:
-    """Padded number of ranks or outputs in a table, so that bits depend on no position.
+    """Return the padded number of ranks or outputs, so that bits depend on no position.
 
     Sizes that no kernel of the BLAS cuts into registers stay as they are.
     """

@@ -87,7 +87,7 @@ def right_path(
     context_length: int,
     products: torch.dtype | None = None,
 ) -> tuple[Path, CacheSize]:
-    """The first of `PATHS` on which the model answers as it does by itself, and its cache size.
+    """Return the first of `PATHS` on which the model answers as by itself, and its cache size.
 
     Args:
         model: model in evaluation mode, on its device.
@@ -190,7 +190,7 @@ class _Check:
         return module(input_ids=tokens, use_cache=False).logits[0].float().log_softmax(-1)
 
     def cache_size(self, path: Path, context_length: int) -> CacheSize:
-        """Cache size of the model's tokens on a path.
+        """Return the cache size of the model's tokens on a path.
 
         Raises:
             Unfit: The model cannot run on it.
@@ -209,7 +209,7 @@ class _Check:
         return CacheSize(0, size.per_token * kept_bytes // torch.float32.itemsize)
 
     def difference(self, path: Path) -> float:
-        """Greatest difference of any log-probability on this path; NaN if anything is."""
+        """Return the greatest difference of any log-probability on this path; NaN if any is NaN."""
         module, self._unused = self._unused or self._part(self._model), None
         model = PopulationModel(module, path)
         if len(self._genomes_G) > 1:
@@ -221,7 +221,7 @@ class _Check:
         return float(np.max([self._of_cohort(model, path, own) for own in cohorts]))
 
     def widened(self, path: Path) -> Path:
-        """The path with float32 around products, for 16 bits on the CPU, if that is right."""
+        """Return the path with float32 around products, for 16 bits on the CPU, if that agrees."""
         own = self._model.dtype
         if self._device.type != "cpu":
             return path
@@ -311,12 +311,12 @@ def _most(differences: torch.Tensor) -> float:
 
 
 def _whole(model: PreTrainedModel) -> PreTrainedModel:
-    """All of a model, in float32."""
+    """Return a copy of a model in float32."""
     return copy.deepcopy(model, _float32(model.state_dict(keep_vars=True).values(), {}))
 
 
 def _first_layers(model: PreTrainedModel) -> PreTrainedModel:
-    """Some layers and tokens of a model, in float32.
+    """Return a copy of some layers and tokens of a model, in float32.
 
     Raises:
         ValueError: Its layers cannot be identified.
@@ -342,7 +342,7 @@ def _first_layers(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The list of a model's layers.
+    """Return the list of a model's layers.
 
     Raises:
         ValueError: It cannot be identified.
@@ -356,7 +356,7 @@ def _layers(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def _layers_like(model: PreTrainedModel) -> list[int]:
-    """For each layer, the first layer that does the same with its own weights."""
+    """Return for each layer the index of the first one that does the same with other weights."""
     layers = _layers(model)
     types = getattr(model.config.get_text_config(), "layer_types", None) or [None] * len(layers)
     kinds = [(kind, _kind(layer)) for kind, layer in zip(types, layers, strict=True)]
@@ -375,7 +375,7 @@ def _float32(tensors: Iterable[torch.Tensor], memo: dict[int, object]) -> dict[i
 
 
 def _kind(layer: nn.Module) -> object:
-    """Key that is equal for layers that differ in their weights alone."""
+    """Return a key that is equal for layers that differ in their weights alone."""
     return [
         (
             name,

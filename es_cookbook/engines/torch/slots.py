@@ -137,7 +137,7 @@ class SlotTable:
         return min(self.num_slots, max(MIN_ROWS, (last // ROWS_PER_BLOCK + 1) * ROWS_PER_BLOCK))
 
     def free_slots_of_genomes(self) -> dict[int, int]:
-        """Free slots in blocks that belong to a genome."""
+        """Return the number of free slots in blocks of each genome."""
         free_of_block = ROWS_PER_BLOCK - self.active.reshape(-1, ROWS_PER_BLOCK).sum(axis=1)
         free: dict[int, int] = {}
         blocks = zip(self.genome_of_block.tolist(), free_of_block.tolist(), strict=True)
@@ -147,7 +147,7 @@ class SlotTable:
         return free
 
     def num_empty_blocks(self) -> int:
-        """Blocks that belong to no genome."""
+        """Return the number of blocks that belong to no genome."""
         return int((self.genome_of_block == _NO_GENOME).sum())
 
     def place(self, works: Sequence[Work]) -> list[int]:
@@ -185,7 +185,7 @@ class SlotTable:
             self.uniforms[slot, : work.limit] = token_uniforms(request.seed, work.limit)
 
     def release(self, slots: Sequence[int]) -> None:
-        """Free slots; a block belongs to no genome once it is empty."""
+        """Free slots; an empty block belongs to no genome."""
         for slot in slots:
             self.works[slot] = None
         for array in self._cleared:
@@ -203,7 +203,7 @@ class SlotTable:
         self.position[slots] += 1
 
     def packed_order(self) -> np.ndarray | None:
-        """Slots in an order with gaps only at the ends of genomes, or None if that saves little.
+        """Return slots in an order with gaps only at genomes' ends, or None if that saves little.
 
         Returns old slots by new slot; a gap repeats some idle slot.
         """
@@ -257,7 +257,7 @@ class Forward(ABC):
         self.num_prefilled = self.num_cached = 0
 
     def of_tokens(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits in which only tokens have probability."""
+        """Return logits in which only tokens have probability."""
         return logits if self._never is None else keep_tokens(logits, self._never)
 
     def fit(self, num_slots: int, slot_length: int) -> None:
@@ -277,7 +277,7 @@ class Forward(ABC):
         del self._model, self._gathered
 
     def factors_of_blocks(self, genomes: np.ndarray) -> Factors | None:
-        """Each group's factors for blocks of these genomes; idle blocks (-1) take an active one's.
+        """Return each group's factors for blocks of these genomes; idle ones (-1) take another's.
 
         It is kept while neither the genomes nor the tables change.
         """
@@ -290,12 +290,12 @@ class Forward(ABC):
         return factors
 
     def alike(self, work: Work) -> Hashable:
-        """Key that requests must share to enter together."""
+        """Return the key that requests must share to enter together."""
         del work
         return None
 
     def admit(self, works: Sequence[Work]) -> list[Work]:
-        """Requests for which there is room now, in the order in which they are to be prefilled."""
+        """Return requests for which there is room, in the order in which to prefill them."""
         return list(works)
 
     @abstractmethod
@@ -310,7 +310,7 @@ class Forward(ABC):
 
     @abstractmethod
     def decode(self, table: SlotTable) -> tuple[torch.Tensor, np.ndarray]:
-        """Run every slot's newest token: logits, and the row of each slot that is active."""
+        """Run every slot's newest token. Returns logits, and the row of each active slot."""
 
     @abstractmethod
     def keep(self, order: np.ndarray) -> None:
@@ -322,7 +322,7 @@ class Forward(ABC):
 
     @abstractmethod
     def score(self, works: Sequence[Work]) -> list[np.ndarray]:
-        """Log-probabilities of the continuations of logprobs requests, or their `tops`.
+        """Return log-probabilities of the continuations of logprobs requests, or their `tops`.
 
         Slots stay as they are.
         """
@@ -332,7 +332,7 @@ _PURPOSE_KEY = derive_seed(0, "token uniforms")
 
 
 def token_uniforms(seed: int, num_tokens: int) -> np.ndarray:
-    """One uniform number in [0, 1) for each token index, float64, of a sampling seed."""
+    """Return a uniform number in [0, 1) for each token index, float64, from a sampling seed."""
     key = np.array([seed, _PURPOSE_KEY], dtype=np.uint64)
     words = np.random.Philox(key=key).random_raw(num_tokens)
     return (np.asarray(words) >> np.uint64(11)) * 2.0**-53
@@ -383,7 +383,7 @@ def _for_kernels(logits_R_V: torch.Tensor) -> Row:
 
 
 def _in_parts(rows_B: np.ndarray, vocabulary: int) -> list[np.ndarray]:
-    """Rows of logits, as many together as copies of these may be made of at once."""
+    """Split rows of logits into parts, each as large as copies of logits may be at once."""
     some = max(1, _LOGITS_AT_ONCE // vocabulary)
     return [rows_B[first : first + some] for first in range(0, len(rows_B), some)]
 
@@ -405,7 +405,7 @@ def draw_on_device(
 
 
 def tops(logits_R_V: torch.Tensor, rows_B: np.ndarray, tokens_B: np.ndarray) -> np.ndarray:
-    """One token for each of some rows of logits, as `Top` has it: (B, 3)."""
+    """Return `Top` of one token for each of some rows of logits: (B, 3)."""
     best_B, logprobs_B_2 = _log_probabilities(logits_R_V, rows_B, tokens_B)
     # Tokens are exact below 2 ** 24.
     return np.stack([logprobs_B_2[:, 0], best_B.astype(np.float32), logprobs_B_2[:, 1]], axis=1)
@@ -414,7 +414,7 @@ def tops(logits_R_V: torch.Tensor, rows_B: np.ndarray, tokens_B: np.ndarray) -> 
 def token_logprobs(
     logits_R_V: torch.Tensor, rows_B: np.ndarray, tokens_B: np.ndarray
 ) -> np.ndarray:
-    """Log-probability of one token for each of some rows of logits: (B,) in float32.
+    """Return the log-probability of one token for each of some rows of logits: (B,), float32.
 
     It is a natural logarithm, without temperature.
     """
@@ -424,7 +424,7 @@ def token_logprobs(
 def _log_probabilities(
     logits_R_V: torch.Tensor, rows_B: np.ndarray, tokens_B: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The most probable tokens, and log-probabilities (B, 2) of `tokens_B` and of these."""
+    """Return the most probable tokens, and log-probabilities (B, 2) of `tokens_B` and of these."""
     best_B, logprobs_B_2 = np.empty(len(rows_B), np.int64), np.empty((len(rows_B), 2), np.float32)
     if logits_R_V.device.type == "cpu":
         logits = _for_kernels(logits_R_V)

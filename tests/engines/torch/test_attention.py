@@ -11,23 +11,20 @@ import torch
 from es_cookbook.engines.torch.attention import (
     AttentionLayer,
     AttentionRows,
-    DecodeRows,
     KernelCache,
-    KernelRows,
-    PrefillRows,
     Run,
     SequenceTable,
     TokenCache,
+    attention_rows,
 )
 from es_cookbook.engines.torch.kernels.attention import STEP
 from tests.families import sampled
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
-CPU = torch.device("cpu")
 
 
 def _table(num_sequences: int, length: int) -> SequenceTable:
-    """Sequences one after the other, after a block of nobody's."""
+    """Sequences one after the other, after a block of of no request."""
     table = SequenceTable(num_sequences)
     for sequence in range(num_sequences):
         table.put(sequence, [(0, STEP + sequence * length)])
@@ -56,25 +53,20 @@ def _prefilling(
     firsts: list[int] | None = None,
     num_rows: int | None = None,
 ) -> AttentionRows:
-    """Rows after the last prompt are nobody's."""
+    """Rows after the last prompt are of no request."""
     firsts = firsts or [0] * len(starts)
-    if not isinstance(cache, KernelCache):
-        return PrefillRows((starts, lengths, firsts), CPU, cache, table, sequences)
     ends = [start + length for start, length in zip(starts, lengths, strict=True)]
     sequences_T = torch.full((num_rows or ends[-1],), -1)
     positions_T = torch.zeros_like(sequences_T)
     for i, sequence in enumerate(sequences):
         sequences_T[starts[i] : ends[i]] = sequence
         positions_T[starts[i] : ends[i]] = torch.arange(lengths[i]) + firsts[i]
-    return KernelRows(sequences_T, positions_T, table, cache)
+    return attention_rows(sequences_T, positions_T, table, cache)
 
 
 def _decoding(cache: TokenCache, table: SequenceTable, positions: torch.Tensor) -> AttentionRows:
     """A row for each of the table's sequences."""
-    sequences = torch.arange(len(positions))
-    if isinstance(cache, KernelCache):
-        return KernelRows(sequences, positions, table, cache)
-    return DecodeRows(sequences, positions, table, cache)
+    return attention_rows(torch.arange(len(positions)), positions, table, cache)
 
 
 def _naive(
