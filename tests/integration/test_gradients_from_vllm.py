@@ -17,10 +17,7 @@ from tests.integration.vllm_models import make_vllm_model
 
 pytest.importorskip("psutil")  # comes with vLLM
 pytest.importorskip("trl", reason="TRL is not installed: pip install 'es-cookbook[baselines]'")
-pytestmark = [
-    pytest.mark.xdist_group("vllm"),
-    pytest.mark.usefixtures("warm_vllm"),
-]
+pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.usefixtures("warm_vllm")]
 
 
 async def test_trl_learns_from_the_log_probabilities_of_vllm_before_and_after_a_step(

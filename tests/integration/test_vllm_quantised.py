@@ -19,10 +19,7 @@ from tests.families import sampled
 from tests.integration.vllm_models import make_vllm_model
 from tests.quantised_models import ByLibrary, How, quantise
 
-pytestmark = [
-    pytest.mark.xdist_group("vllm"),
-    pytest.mark.usefixtures("warm_vllm"),
-]
+pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.usefixtures("warm_vllm")]
 
 needs_product = pytest.mark.skipif(
     not has_quantised_product(), reason="vLLM multiplies quantised weights with AVX-512 only"

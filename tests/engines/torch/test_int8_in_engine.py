@@ -17,9 +17,7 @@ from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import request, running_engine, sample_all, score_all
 from tests.tiny_models import CONTEXT, VOCABULARY, save_with_tokenizer
 
-pytestmark = [
-    pytest.mark.skipif(not multiplies_int8(), reason="the processor has no such instruction"),
-]
+pytestmark = pytest.mark.skipif(not multiplies_int8(), reason="the processor cannot do it")
 
 INT8 = {"dtype": "auto", "products": "int8"}
 PROMPTS = [(5, 6, 7), (8, 9), (5, 6, 7, 10, 11, 12, 13), (30,)]
