@@ -13,7 +13,6 @@ from es_cookbook.engines.vllm.engine import VLLMEngineBuilder, has_quantised_pro
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.plugins.quantised.compression import write_rounded
-from es_cookbook.plugins.quantised.quantise import QuantiseConfig
 from es_cookbook.plugins.quantised.spaces import QuantScales
 from tests.families import sampled
 from tests.integration.vllm_models import make_vllm_model
@@ -71,7 +70,7 @@ async def test_a_model_evolved_by_the_torch_engine_is_a_base_for_adapters_in_vll
     if made_by in MADE:
         quantise(model, quantised, tmp_path / "dequantised", MADE[made_by])
     else:
-        write_rounded(QuantiseConfig(model_name=str(model), output=str(quantised)))
+        write_rounded(str(model), quantised, 4, 32, True)
     engine = await TorchEngineBuilder()(model_name=str(quantised), search_space=QuantScales())
     try:
         await engine.apply(STEP)

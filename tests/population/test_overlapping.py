@@ -17,7 +17,7 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
 from es_cookbook.engines.ray.cluster import Cluster
 from es_cookbook.engines.ray.member import Ledger
-from es_cookbook.engines.ray.pool import RayPool, RayPoolBuilder
+from es_cookbook.engines.ray.pool import RayPool
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.low_rank import LowRank
@@ -64,9 +64,10 @@ class NearPoolBuilder(EngineBuilder):
 
     async def __call__(self, *, model_name: str, search_space: Any) -> Engine:
         cluster = NearCluster()
-        timeouts = {"request_timeout": 5.0, "start_timeout": 5.0}
-        settings = RayPoolBuilder(engine=LightEngineBuilder(), max_restarts=2, **timeouts)
-        pool = RayPool(Ledger(settings, "none", LowRank(), cast(Cluster, cluster)))
+        settings = Ledger(
+            *(LightEngineBuilder(), "none", LowRank(), cast(Cluster, cluster), 2, 5.0, 5.0)
+        )
+        pool = RayPool(settings)
         await pool.add_engines(self.num_engines)
         self.made.append(pool)
         cluster.dies_in = ["fetch", "apply", "load"] if self.dies else []

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from es_cookbook.common.errors import ConfigError, EngineError
 from es_cookbook.common.machine.spans import NO_SPANS, Spans
+from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.engines.ray.actor import Built
 from es_cookbook.engines.ray.cluster import Actor, ActorLostError, Cluster, Place
 from es_cookbook.engines.wire import Answer, Request, decode_answers, encode_requests
 from es_cookbook.rl.types import Action
 
 if TYPE_CHECKING:
-    from es_cookbook.engines.ray.pool import RayPoolBuilder
     from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 
 _COUNTERS = ("restarted", "requests", "tokens", "sent_bytes", "question_bytes")
@@ -52,8 +52,9 @@ class Ledger:
     """How a pool's engines are made, the centre that all should have, and what they did together.
 
     Attributes:
-        pool: its settings; `request_timeout` is also for loading genomes and taking a step,
-            `start_timeout` for saving.
+        max_restarts: and the rest up to `start_timeout` are as in `RayPoolBuilder`;
+            `request_timeout` is also for loading genomes and taking a step, `start_timeout` for
+            saving.
         products: dtype of the products of the engine that was built first, once there is one.
         steps: steps from the base to now, as bytes.
         snapshot: path of an earlier centre, for engines that can read it.
@@ -64,10 +65,13 @@ class Ledger:
         spans: receives the times at which engines took a step.
     """
 
-    pool: "RayPoolBuilder"
+    builder: EngineBuilder
     model_name: str
     search_space: "SearchSpaceBuilder"
     cluster: Cluster
+    max_restarts: int
+    request_timeout: float
+    start_timeout: float
     products: str | None = None
     steps: list[bytes] = dataclasses.field(default_factory=list[bytes])
     snapshot: str | None = None
@@ -133,7 +137,7 @@ class Member:
         """
         ledger = self._ledger
         self._actor = ledger.cluster.start(self.place)
-        recipe = (ledger.pool.engine, ledger.model_name, ledger.search_space)
+        recipe = (ledger.builder, ledger.model_name, ledger.search_space)
         started = await self._call("build", *recipe)
         self.built, self.pid, self.node = cast("tuple[Built, int, str]", started)
         products = self.built[0].products or "the dtype of the weights"
@@ -355,7 +359,7 @@ class Member:
             self._nothing_sent.set()
             return
         self._nothing_sent.clear()
-        seconds = self._ledger.pool.request_timeout
+        seconds = self._ledger.request_timeout
         error = ActorLostError(f"no answer for engine.request_timeout={seconds:g} s")
         self._deadline = asyncio.get_running_loop().call_later(seconds, self._lose, error)
 
@@ -371,7 +375,7 @@ class Member:
         sent = sum(len(argument) for argument in arguments if isinstance(argument, bytes))
         self._ledger.counters["sent_bytes"] += sent
         limit = "request_timeout" if method in ("load", "apply") else "start_timeout"
-        seconds: float = getattr(self._ledger.pool, limit)
+        seconds: float = getattr(self._ledger, limit)
         try:
             return await self._actor.call(method, *arguments, timeout=seconds)
         except TimeoutError:

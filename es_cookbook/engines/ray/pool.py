@@ -141,7 +141,8 @@ class RayPoolBuilder(EngineBuilder):
         pool: RayPool | None = None
         try:
             self._divide(cluster)
-            pool = RayPool(Ledger(self, model_name, search_space, cluster))
+            limits = self.max_restarts, self.request_timeout, self.start_timeout
+            pool = RayPool(Ledger(self.engine, model_name, search_space, cluster, *limits))
             await pool.add_engines(self.num_engines)
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -211,7 +212,7 @@ class RayPool(_AskingHost, Engine):
         self._num_started = 0
         self._free: asyncio.Queue[Member | None] = asyncio.Queue()
         self._vacant: list[Place] = []
-        self._restarts_left = ledger.pool.max_restarts
+        self._restarts_left = ledger.max_restarts
         self._replacing: set[asyncio.Task[None]] = set()
         self._last_loss: EngineError | None = None
         self._is_closed = False
@@ -230,7 +231,7 @@ class RayPool(_AskingHost, Engine):
             ConfigError: The cluster has no room for them within `start_timeout`.
             ESCookbookError: One of them cannot be built, or disagrees with the others.
         """
-        cluster, seconds = self._ledger.cluster, self._ledger.pool.start_timeout
+        cluster, seconds = self._ledger.cluster, self._ledger.start_timeout
         loop = asyncio.get_running_loop()
         there = cluster.resources()
         shortage = (
@@ -331,9 +332,7 @@ class RayPool(_AskingHost, Engine):
             async with self.lend(position) as host:
                 await host.load([])
         places, self._vacant = self._vacant, []
-        self._restarts_left = max(
-            self._ledger.pool.max_restarts, len(places)
-        )  # At least one for each.
+        self._restarts_left = max(self._ledger.max_restarts, len(places))  # At least one for each.
         for place in places:
             self._replace_soon(place)
         return self._ledger.fingerprints[position]

@@ -11,84 +11,24 @@ es/genome/3 or, without a run, es/<its name> in the log, which inspect's viewer 
 directory is only read.
 """
 
-import json
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import anyio
 import chz
 
 from es_cookbook.cli.evaluate.measuring import Subject, opened, subject_of
-from es_cookbook.cli.options import Answering, RunOrModel
-from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, EnvError, not_installed
 from es_cookbook.common.terminal import plural, printable
 from es_cookbook.engines.base import Host, SampleRequest, Target
-from es_cookbook.rl.messages.chat import ChatOptions
+from es_cookbook.plugins.inspect.config import InspectConfig
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 from es_cookbook.runs.recorded import RecordedRun
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog
-
-
-@chz.chz
-class InspectConfig(RunOrModel, Answering):
-    """Evaluate a run's centre, its base, a genome, or a model, with a task of inspect-ai."""
-
-    task: str = chz.field(
-        doc="a task of inspect-ai: my_task.py, my_task.py@name, or package/name of an installed "
-        "package"
-    )
-    task_args: str = chz.field(
-        default="{}", doc="arguments of the task, as JSON: '{\"fewshot\": 0}'"
-    )
-    limit: int | None = chz.field(default=None, doc="maximum number of samples; None: all")
-    epochs: int | None = chz.field(default=None, doc="answers per sample; None: as the task says")
-    log_dir: str = chz.field(default="logs", doc="directory of inspect's logs")
-    temperature: float = chz.field(
-        default=0.0, doc="0 is greedy; a task's own temperature takes precedence"
-    )
-    max_tokens: int | None = chz.field(
-        default=None,
-        doc="maximum tokens per turn; None: the run's own; a task's own takes precedence",
-    )
-    seed: int = chz.field(default=0, doc="sampling seed")
-    chat: ChatOptions = chz.field(
-        default_factory=ChatOptions, doc="how chats and tools are rendered"
-    )
-
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "limit", "epochs", "max_tokens", at_least=1)
-        if not self.log_path and self.model_name is None:
-            raise ConfigError("give log_path=RUN or model_name=MODEL: what is to be evaluated")
-        if not self.log_path and self.genome != "centre":
-            raise ConfigError("genome= needs a run: give log_path=RUN")
-        self.arguments()
-
-    @property
-    def subject(self) -> str:
-        """Name of what is evaluated: a model, the centre, the base or a genome."""
-        if not self.log_path:
-            return Path(str(self.model_name)).name
-        return f"genome/{self.genome}" if isinstance(self.genome, int) else self.genome
-
-    def arguments(self) -> dict[str, object]:
-        """Return the task's arguments.
-
-        Raises:
-            ConfigError: They are not a JSON object.
-        """
-        try:
-            found = json.loads(self.task_args)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise ConfigError(f"task_args must be a JSON object, found {self.task_args:.60}")
-        return cast("dict[str, object]", found)
 
 
 def main(config: InspectConfig) -> None:

@@ -19,7 +19,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import chz
 from inspect_ai import Task, eval_async
@@ -48,15 +48,13 @@ from typing_extensions import override
 from es_cookbook.common.errors import ConfigError, DataError, RequestError, nearest
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import printable
+from es_cookbook.plugins.inspect.config import InspectConfig
 from es_cookbook.rl.messages.chat import Chat, ChatOptions, KeptTurns
 from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, read_turn
 from es_cookbook.rl.messages.thoughts import opened_thought, spoken, whole_turn
 from es_cookbook.rl.messages.tools import ToolSchema
 from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams, Tokenizer
-
-if TYPE_CHECKING:
-    from es_cookbook.plugins.inspect.command import InspectConfig
 
 _AT_ONCE = 1024
 """Limit on concurrent turns, which the engine batches."""
@@ -290,7 +288,7 @@ def _text(message: ChatMessage) -> str:
 
 
 async def run_task(
-    config: "InspectConfig", source: Source, metadata: Mapping[str, object]
+    config: InspectConfig, source: Source, metadata: Mapping[str, object]
 ) -> list[EvalLog]:
     """Evaluate a model with the tasks of a script, or one of an installed package.
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationArgs
 
-    from es_cookbook.plugins.quantised.quantise import QuantiseConfig
-
 
 @dataclasses.dataclass(frozen=True)
 class _Copy:
@@ -47,11 +45,13 @@ class _Copy:
     num_bytes: tuple[int, int]
 
 
-def write_rounded(config: "QuantiseConfig") -> _Copy:
+def write_rounded(
+    model_name: str, output: Path, bits: int, group_size: int | None, symmetric: bool
+) -> _Copy:
     """Write a rounded copy of a model with its tokenizer, completely or not at all.
 
     Scales and unquantised weights have the model's dtype, but bfloat16 instead of float32, which
-    vLLM's kernels do not support.
+    vLLM's kernels do not support. The arguments are the options of `quantise`.
 
     Raises:
         ConfigError: compressed-tensors is not installed, or no layer can be rounded.
@@ -61,7 +61,6 @@ def write_rounded(config: "QuantiseConfig") -> _Copy:
         raise not_installed("quantise", "compressed-tensors", "es-cookbook[quantise]")
     from compressed_tensors.quantization import QuantizationArgs
 
-    model_name, group_size = config.model_name, config.group_size
     if is_quantised(model_name):
         raise ModelError(f"model_name: {model_name!r} is quantised already; give the whole model")
     tokenizer = load_tokenizer(model_name)
@@ -70,11 +69,9 @@ def write_rounded(config: "QuantiseConfig") -> _Copy:
     before = _num_bytes(model)
     if model.dtype == torch.float32:
         model.to(torch.bfloat16)  # pyright: ignore[reportArgumentType]
-    arguments = QuantizationArgs(
-        num_bits=config.bits, symmetric=config.symmetric, group_size=group_size or -1
-    )
+    arguments = QuantizationArgs(num_bits=bits, symmetric=symmetric, group_size=group_size or -1)
     compressor = _compress(model, rounded, arguments)
-    with whole_directory(Path(config.output)) as directory:
+    with whole_directory(output) as directory:
         with no_progress_bar():
             model.save_pretrained(directory)
         compressor.update_config(str(directory))

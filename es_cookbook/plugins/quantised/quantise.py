@@ -46,7 +46,8 @@ def main(config: QuantiseConfig) -> None:
     from es_cookbook.plugins.quantised.compression import write_rounded
 
     output.parent.mkdir(parents=True, exist_ok=True)
-    copy = write_rounded(config)
+    settings = config.bits, config.group_size, config.symmetric
+    copy = write_rounded(config.model_name, output, *settings)
     for reason in dict.fromkeys(copy.left.values()):
         names = [name for name, why in copy.left.items() if why == reason]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""

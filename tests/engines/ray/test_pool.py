@@ -29,13 +29,13 @@ async def near_pool(
     cluster: NearCluster, engines: int = 1, **fields: Any
 ) -> AsyncIterator[RayPool]:
     settings: dict[str, Any] = {
-        "engine": LightEngineBuilder(),
+        "builder": LightEngineBuilder(),
         "max_restarts": 2,
         "request_timeout": 1.0,
         "start_timeout": 5.0,
     }
-    builder = RayPoolBuilder(**settings | fields)
-    pool = RayPool(Ledger(builder, "none", LowRank(), cast(Cluster, cluster)))
+    where = {"model_name": "none", "search_space": LowRank(), "cluster": cast(Cluster, cluster)}
+    pool = RayPool(Ledger(**where | settings | fields))
     try:
         await pool.add_engines(engines)
         yield pool
@@ -91,7 +91,7 @@ async def test_an_engine_that_fails_once_is_restarted_and_answers_are_the_same(
     tmp_path: Path, fault: str
 ) -> None:
     builder = LightEngineBuilder(fault=fault, flag=str(tmp_path / "flag"))
-    async with near_pool(NearCluster(), engines=2, engine=builder) as pool:
+    async with near_pool(NearCluster(), engines=2, builder=builder) as pool:
         await pool.apply(STEPS[0])
         async with pool.lend() as host:
             await host.load(GENOMES)
@@ -163,7 +163,7 @@ async def test_an_engine_that_cannot_be_restarted_is_left_out_until_the_next_ste
         return engine
 
     cluster = NearCluster()
-    async with near_pool(cluster, engines=2, engine=build) as pool:
+    async with near_pool(cluster, engines=2, builder=build) as pool:
         await pool.apply(STEPS[0])
         cluster.dies_in = ["fetch"]
         assert await texts(pool, asked("centre")) == await expected(STEPS[:1], "centre")
@@ -267,13 +267,13 @@ async def test_an_engine_that_differs_is_restored_and_named_if_it_differs_again(
 ) -> None:
     right = await LightEngine("", "").restore(STEPS[:1])
     once = LightEngineBuilder(fault="drift", flag=str(tmp_path / "once"))
-    async with near_pool(NearCluster(), engines=engines, engine=once) as pool:
+    async with near_pool(NearCluster(), engines=engines, builder=once) as pool:
         assert await pool.apply(STEPS[0]) == right
         # With two there is no majority.
         assert caplog.text.count("it is restored") == (2 if engines == 2 else 1)
         assert await texts(pool, asked("centre")) == await expected(STEPS[:1], "centre")
     again = LightEngineBuilder(fault="drifts on", flag=str(tmp_path / "again"))
-    async with near_pool(NearCluster(), engines=engines, engine=again) as pool:
+    async with near_pool(NearCluster(), engines=engines, builder=again) as pool:
         with pytest.raises(DisagreementError) as caught:
             await pool.apply(STEPS[0])
         wrong = await LightEngine("", "").restore(STEPS[:1] * 2)
@@ -293,7 +293,7 @@ async def test_an_engine_that_joins_takes_the_steps_made_meanwhile() -> None:
         return (LightEngine if cluster.calls.count("build") == 1 else Slow)("", "")
 
     cluster = NearCluster()
-    async with near_pool(cluster, engine=build) as pool:
+    async with near_pool(cluster, builder=build) as pool:
         joining = asyncio.create_task(pool.add_engines(1))
         while "restore" not in cluster.calls[2:]:
             await asyncio.sleep(0)
@@ -364,5 +364,5 @@ async def test_engines_with_products_of_different_dtypes_are_refused(
         return LightEngine("", "", next(fastest))
 
     with pytest.raises(ConfigError, match=rf"products in {own}, .* float32; .*products=float32"):
-        async with near_pool(NearCluster(), engines=2, engine=build):
+        async with near_pool(NearCluster(), engines=2, builder=build):
             pass

@@ -15,7 +15,6 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.plugins.quantised.compression import write_rounded
-from es_cookbook.plugins.quantised.quantise import QuantiseConfig
 from es_cookbook.plugins.quantised.spaces import QuantCodes, QuantScales
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 
@@ -35,8 +34,8 @@ def test_a_weight_is_the_nearest_multiple_of_its_groups_scale(
     tiny_model: Callable[[str], Path], tmp_path: Path, how: dict[str, Any]
 ) -> None:
     bits, symmetric = how.get("bits", 4), how.get("symmetric", True)
-    given = {"model_name": str(tiny_model("llama")), "output": str(tmp_path / "copy")}
-    copy = write_rounded(QuantiseConfig(**given | how))
+    settings = bits, how["group_size"], symmetric
+    copy = write_rounded(str(tiny_model("llama")), tmp_path / "copy", *settings)
     original = load_causal_lm(str(tiny_model("llama")), "auto", CPU)
     found = load_causal_lm(str(tmp_path / "copy"), "auto", CPU)
     layers = dict(quantised_layers(found))
@@ -64,8 +63,7 @@ def test_a_weight_is_the_nearest_multiple_of_its_groups_scale(
 async def test_the_quantised_spaces_evolve_the_bundled_model(
     tmp_path: Path, space: SearchSpaceBuilder
 ) -> None:
-    given = QuantiseConfig(model_name=str(BUNDLED_MODEL), output=str(tmp_path / "copy"))
-    copy = write_rounded(given)
+    copy = write_rounded(str(BUNDLED_MODEL), tmp_path / "copy", 4, 32, True)
     assert len(copy.rounded) == 4 * 7 and copy.left == {}, "its head is tied to the embedding"
     engine = await TorchEngineBuilder()(model_name=str(tmp_path / "copy"), search_space=space)
     try:
