@@ -34,7 +34,7 @@ class ExportConfig(RecordedAt):
     merge: bool = chz.field(
         default=False,
         doc="write the whole model in plain numbers: of adapter runs with the adapter merged, of "
-        "quant_scales and quant_codes dequantised",
+        "steering with the vectors as biases, of quant_scales and quant_codes dequantised",
     )
     rank: int | Literal["exact"] | None = chz.field(
         default=None,
@@ -73,7 +73,9 @@ def export(config: ExportConfig) -> str:
     _check_options(config, replay)
     written = write_export(replay, output, merge=config.merge, rank=config.rank, form=config.form)
     said = [*written.said, *written.notes]
-    if config.merge and replay.space.adapter is None and not replay.search_space.moves_quantised:
+    space = replay.space
+    is_own = space.adapter is None and space.vectors is None
+    if config.merge and is_own and not replay.search_space.moves_quantised:
         said.append("merge=true changes nothing: this run moves the model's own weights")
     which = "the base" if replay.fingerprint is None else f"fingerprint {replay.fingerprint:016x}"
     what = f"the centre after {plural(replay.generation, 'generation')} ({which})"

@@ -33,6 +33,7 @@ from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.spaces.base import NO_WEIGHTS, ParameterInfo
 from es_cookbook.evolution.spaces.factors import AdapterFactors, LoRA
 from es_cookbook.runs.centre.replay import Replay
+from es_cookbook.runs.export.biases import with_biases
 from es_cookbook.runs.export.loading import VECTORS, Lines, of_adapter, of_model, of_vectors
 from es_cookbook.runs.export.model_directory import BaseFiles
 
@@ -81,9 +82,10 @@ class CentreFiles:
         """Fill a directory that becomes `final`; None for one that is converted further."""
         replay, rank = self.replay, self.rank
         if replay.space.vectors is not None:
-            if self.merge or rank is not None or final is None:
+            if rank is not None:
                 raise ModelError(NO_WEIGHTS)
-            return _write_vectors(directory, replay, _place(directory, final.resolve(), replay))
+            if final is not None and not self.merge:
+                return _write_vectors(directory, replay, _place(directory, final.resolve(), replay))
         if rank is None and (replay.space.adapter is None or self.merge):
             return write_model(directory, replay, final, plain=self.merge or final is None)
         place = _Place(final.resolve() if final else directory, replay.model_name)
@@ -137,14 +139,14 @@ def plain_base(replay: Replay, parent: Path) -> Path:
 def write_model(
     directory: Path, replay: Replay, final: Path | None = None, plain: bool = False
 ) -> Written:
-    """Write the base with the weights that the run moved, or with its adapter merged.
+    """Write the base with the weights that the run moved, or with its adapter or vectors merged.
 
     The directory becomes `final`, if given. A quantised checkpoint whose own numbers moved stays
     quantised unless `plain`.
     """
     adapter, final = replay.space.adapter, (final or directory).resolve()
     if replay.space.vectors is not None:
-        raise ModelError(NO_WEIGHTS)
+        return _write_biased(directory, replay, final)
     if replay.search_space.moves_quantised:
         return (_write_dequantised if plain else _write_quantised)(directory, replay, final)
     kind = f"a Hugging Face model directory in {dtype_name(replay.dtype)}"
@@ -184,6 +186,34 @@ def _write_dequantised(directory: Path, replay: Replay, final: Path) -> Written:
         BaseFiles(quantised, replay.dtype).write_changed(directory)
     kind = f"a Hugging Face model directory in {dtype_name(replay.dtype)}, dequantised"
     return _model(kind, replay, final)
+
+
+def _write_biased(directory: Path, replay: Replay, final: Path) -> Written:
+    """Write the base with vectors added to the biases at the end of layers."""
+    if replay.space.num_virtual:
+        raise ModelError(NO_WEIGHTS)
+    model, bias_of = with_biases(replay)
+    own, names = {info.name: info.shape for info in replay.infos}, set(bias_of.values())
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    new = {name: shape for name, shape in shapes.items() if name not in own}
+    architecture, dtype = load_architecture(replay.model_name), dtype_name(replay.dtype)
+    there, _ = base_parameters(replay.model_name, architecture, names & own.keys(), dtype)
+    vectors = ((bias_of[name], vector) for name, vector in replay.centre_tensors())
+    changed = ((b, v if b in new else v + there[b].float()) for b, v in vectors)
+    base = BaseFiles(replay.model_name, replay.dtype, new, model.config if new else None)
+    modules = [name.removesuffix("bias") for name in names]
+    if base.have({name: shapes[name] for m in modules for name in (f"{m}bias", f"{m}weight")}):
+        base.write_changed(directory, names, changed)
+    elif not new:
+        _save_whole(directory, replay, changed)
+    else:
+        raise ModelError(f"{replay.model_name} has its weights under names that take no biases")
+    kind = f"a Hugging Face model directory in {dtype}, with the steering vectors as biases"
+    notes = ("the last bits of its outputs may differ: it adds the vectors one sum earlier",)
+    before, after = type(architecture).__name__, type(model).__name__
+    if before != after:
+        notes += (f"it is a {after}, because a {before} has no biases there",)
+    return dataclasses.replace(_model(kind, replay, final), notes=notes)
 
 
 def _merged(replay: Replay, adapter: AdapterFactors) -> Iterator[tuple[str, torch.Tensor]]:

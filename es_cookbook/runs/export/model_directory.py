@@ -11,14 +11,22 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 import torch
+from transformers import PreTrainedConfig
 
 from es_cookbook.checkpoints.model_files import copy_file, find_file, tokenizer_files, weight_paths
 from es_cookbook.checkpoints.models import first_names, load_architecture
 from es_cookbook.checkpoints.quantised import QUANTISATION_FIELDS, quantised_checkpoint
-from es_cookbook.checkpoints.tensors import TensorFile, TensorKind, dtype_name, weight_files
+from es_cookbook.checkpoints.tensors import (
+    ReadTensors,
+    TensorFile,
+    TensorKind,
+    dtype_name,
+    weight_files,
+)
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.files import LARGEST_CONFIG, LARGEST_TEXT, parsed, read_file
 
@@ -29,19 +37,34 @@ _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 class BaseFiles:
     """The base's files, and the tensor of a file that each parameter is.
 
-    `dtype` is that of weights that are quantised or change.
+    Args:
+        model_name: directory or Hub name.
+        dtype: dtype of weights that are quantised or change.
+        new: names and shapes of parameters that are added to it, 0 unless they change.
+        config: config of the model with them, if there are any.
 
     Raises:
         ModelError: It cannot be read; says where.
     """
 
-    def __init__(self, model_name: str, dtype: torch.dtype) -> None:
-        self.model_name, self.dtype = model_name, dtype
+    def __init__(
+        self,
+        model_name: str,
+        dtype: torch.dtype,
+        new: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+        config: PreTrainedConfig | None = None,
+    ) -> None:
+        self.model_name, self.dtype, self._config = model_name, dtype, config
         self._files = {_name_for(path): weight_files([path]) for path in weight_paths(model_name)}
         if (checkpoint := quantised_checkpoint(model_name)) is not None:
             self._files = {
                 name: checkpoint.plain(files, dtype) for name, files in self._files.items()
             }
+        name, last = self._files.popitem()
+        self._files[name] = ReadTensors(
+            dict.fromkeys((*last, *new)),
+            lambda name: torch.zeros(new[name], dtype=dtype) if name in new else last[name],
+        )
         self._parameter_of = first_names(load_architecture(model_name))
         self._places: dict[str, list[tuple[str, str]]] = {}
         for file_name, files in self._files.items():
@@ -119,13 +142,16 @@ class BaseFiles:
             copy_file(path, directory)
         path = find_file(self.model_name, "config.json")
         assert path is not None, "the architecture was loaded from it"
-        config = cast("dict[str, object]", parsed(read_file(path, LARGEST_CONFIG, None)))
+        text = read_file(path, LARGEST_CONFIG, None)
+        if self._config is not None:
+            text = self._config.to_json_string().encode()
+        config = cast("dict[str, object]", parsed(text))
         named = config.pop("torch_dtype", None)  # its name before transformers 5
         named = config.get("dtype", named)
         sampled = dtype_name(self.dtype)
         quantised = [config.pop(key) for key in QUANTISATION_FIELDS if key in config]
         is_same = named == sampled or (named is None and as_stored == {self.dtype})
-        if is_same and not quantised:
+        if is_same and not quantised and self._config is None:
             copy_file(path, directory)
         else:
             _write_json(directory / path.name, config | {"dtype": sampled})

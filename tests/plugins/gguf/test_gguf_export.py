@@ -15,6 +15,7 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.gguf.export import write_gguf
 from es_cookbook.plugins.gguf.form import GGUF
+from es_cookbook.plugins.vectors.spaces import Steering
 from tests.gguf_models import make_gguf_model
 from tests.runs.recorded_run import record_run
 
@@ -60,6 +61,19 @@ def test_a_run_from_a_file_becomes_a_file_with_the_bits_of_its_centre(tmp_path: 
     of_file = gguf.GGUFReader(tmp_path / "small/small.gguf").tensors
     kinds = {tensor.name: tensor.tensor_type.name for tensor in of_file}
     assert kinds["blk.0.attn_q.weight"] == "Q8_0" and kinds["blk.0.attn_norm.weight"] == "F32"
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_steering_vectors_become_biases_of_a_file(tmp_path: Path, family: str) -> None:
+    base = make_gguf_model(family, tmp_path / "base")
+    run = record_run(tmp_path / "run", base, Steering())
+    write(run.path, tmp_path / "mine", form=GGUF(matrices="bfloat16"))
+    found, (last, *_) = weights(tmp_path / "mine"), run.weights[::-1]
+    for layer in range(2):
+        vector = last[f"model.layers.{layer}.steering"]
+        bias = found[f"model.layers.{layer}.mlp.down_proj.bias"]
+        assert torch.equal(bias, vector.bfloat16()) and vector.abs().max() > 0.1
+    assert all(torch.equal(found[name], value.bfloat16()) for name, value in weights(base).items())
 
 
 @pytest.mark.parametrize("fitted", [True, False], ids=["fitted", "own"])

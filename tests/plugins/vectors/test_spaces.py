@@ -14,11 +14,18 @@ from transformers import (
     AutoTokenizer,
     BloomConfig,
     BloomForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
     MambaConfig,
     MambaForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
     PreTrainedModel,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
+from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest, Target
@@ -26,6 +33,7 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome, Offsets, Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.vectors.spaces import SoftPrompt, Steering
 from es_cookbook.rl.types import Action
 from es_cookbook.runs.centre.replay import open_replay
@@ -109,6 +117,17 @@ def any_model(family: str, tiny_model: Callable[[str], Path], path: Path) -> Pat
             save_with_tokenizer(BloomForCausalLM(BloomConfig(**sizes, n_head=4)), path)
         case "mamba":
             save_with_tokenizer(MambaForCausalLM(MambaConfig(**sizes, state_size=4)), path)
+        case "smollm3":
+            more = {"no_rope_layers": [1, 0], "pad_token_id": 0, "num_attention_heads": 4}
+            config = SmolLM3Config(**sizes, **more, num_key_value_heads=2, intermediate_size=48)
+            save_with_tokenizer(SmolLM3ForCausalLM(config), path)
+        case "gpt2":
+            save_with_tokenizer(GPT2LMHeadModel(GPT2Config(**sizes, num_attention_heads=4)), path)
+        case "phi":
+            save_with_tokenizer(
+                PhiForCausalLM(PhiConfig(**sizes, num_attention_heads=4, intermediate_size=48)),
+                path,
+            )
         case _:
             return tiny_model(family)
     return path
@@ -203,11 +222,59 @@ def test_an_export_answers_as_the_run(
     with torch.no_grad():
         found = model(input_ids=torch.tensor([PROMPT])).logits[0, -len(PROMPT) :]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    for options in ({"merge": True}, {"rank": 1}):
+    refused = ({"rank": 1},) if which == "steering" else ({"merge": True}, {"rank": 1})
+    for options in refused:
         with pytest.raises(
             ModelError, match="vectors beside the model's weights, which make no model"
         ):
             write_export(open_replay(run.path), tmp_path / "no", **options)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt_neox", "smollm3", "gpt2", "phi"])
+async def test_a_whole_model_with_biases_answers_as_the_run(
+    tiny_model: Callable[[str], Path], tmp_path: Path, family: str
+) -> None:
+    path = any_model(family, tiny_model, tmp_path / "base")
+    space = Steering(exclude=("*.0.*",))  # the last layer of two
+    steps = (Step((Term(1, 0.5),)), Step((Term(2, 0.3),)))
+    run = record_run(tmp_path / "run", path, space, steps)
+    out = tmp_path / "out"
+    write_export(open_replay(run.path), out, merge=True)
+    plain = Plain(path, space)
+    plain.centre.restore(steps)
+    model = load(out)
+    with torch.no_grad():
+        found = model(input_ids=torch.tensor([PROMPT])).logits[0]
+    expected = plain.logits(Genome(), PROMPT)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert (expected - plain.logits(None, PROMPT)).abs().max() > 0.1
+    if family in ("llama", "qwen2"):
+        (vector,) = plain.centre.weights.values()
+        assert torch.equal(model.get_parameter("model.layers.1.mlp.down_proj.bias"), vector)
+        assert not model.get_parameter("model.layers.0.mlp.down_proj.bias").any()
+    names = (AutoTokenizer.from_pretrained(each).encode("1234") for each in (path, out))
+    assert len({tuple(tokens) for tokens in names}) == 1
+    asked = [request("centre", PROMPT, max_tokens=8)]
+    async with running_engine(path, space) as engine:
+        for step in steps:
+            await engine.apply(step)
+        (own,) = await sample_all(engine, asked)
+    for again in (out, run.path):  # the export, and the run as a base
+        async with running_engine(again, LowRank()) as engine:
+            (action,) = await sample_all(engine, asked)
+        assert action.tokens_T == own.tokens_T
+        torch.testing.assert_close(action.logprobs_T, own.logprobs_T, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_a_model_without_such_biases_makes_no_whole_model(
+    tiny_model: Callable[[str], Path], tmp_path: Path, family: str
+) -> None:
+    run = record_run(tmp_path / "run", tiny_model(family), Steering(), (Step((Term(1, 0.5),)),))
+    with pytest.raises(ModelError, match=f"layers of {family.title()}ForCausalLM have no bias"):
+        write_export(open_replay(run.path), tmp_path / "no", merge=True)
+    with pytest.raises(ModelError, match=f"model_name={run.path}: the layers of"):
+        model_directory(str(run.path))
 
 
 async def test_what_cannot_be_searched_is_one_sentence(
