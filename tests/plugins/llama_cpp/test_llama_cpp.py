@@ -17,13 +17,18 @@ from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.gguf.export import write_gguf
+from es_cookbook.plugins.gguf.form import GGUF
 from es_cookbook.plugins.llama_cpp.engine import LlamaCppEngineBuilder
 from es_cookbook.plugins.llama_cpp.library import PACKAGE
 from es_cookbook.plugins.llama_cpp.rows import Row, Work, begin, next_pass
+from es_cookbook.plugins.vectors.spaces import Steering
 from es_cookbook.rl.types import Observation, SamplingParams
+from es_cookbook.runs.centre.replay import open_replay
+from es_cookbook.runs.export.export import write_export
 from tests.engines.running import Running
 from tests.engines.torch.reference import request
 from tests.gguf_models import make_gguf_model
+from tests.runs.recorded_run import record_run
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec(PACKAGE) is None, reason=f"{PACKAGE} is not installed"
@@ -88,6 +93,26 @@ def test_genomes_score_as_on_the_torch_engine(kind: str, tmp_path: Path) -> None
     base, _, one, other = theirs.split(4)
     assert (one - base).abs().max() > 3 * TOLERANCE
     assert (one - other).abs().max() > 3 * TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_a_file_with_steering_vectors_as_biases_scores_as_the_run(
+    kind: str, tmp_path: Path
+) -> None:
+    base = make_gguf_model(kind, tmp_path / "base")
+    run = record_run(tmp_path / "run", base, Steering(), (Step((Term(1, 0.5),)),)).path
+    write_export(open_replay(run), tmp_path / "out", form=GGUF())
+    asked = [LogprobsRequest("base", prompt(i), tuple(range(30, 38))) for i in range(4)]
+    scores = []
+    for model in (tmp_path / "out/out.gguf", run, base):
+        builder = TorchEngineBuilder(device="cpu")
+        if model.suffix:
+            builder = LlamaCppEngineBuilder(threads=1)
+        with Running(builder, model, SPACE) as running:
+            scores.append(torch.tensor(running.score(asked, [])))
+    ours, theirs, before = scores
+    assert (ours - theirs).abs().max() < 5 * TOLERANCE
+    assert (theirs - before).abs().max() > 20 * TOLERANCE
 
 
 def test_a_seed_draws_as_on_the_torch_engine(engine: Running, reference: Running) -> None:
