@@ -147,7 +147,7 @@ def _cap(scores: Row, first: int, end: int, cap: Number) -> None:
 
 @kernel(inline=True)
 def _normalised(scores: Row, at: int, first: int, seen: int, n: int, end: int) -> Number:
-    """Make exponentials of scores, of those not seen too small to count; gives 1 / their sum."""
+    """Replace scores by exponentials, unseen ones by 0 or nearly 0; return 1 / their sum."""
     highest = spread(_HIDDEN)
     for position in range(first, end, LANES):
         score = load(scores, at + position)
@@ -244,7 +244,7 @@ def _keep(rows: Row, of_row: int, sizes: _Sizes, cache: Row, place: int) -> None
 
 @kernel()
 def _last_run(begins_S_R: _Indices, sequence: int, position: int) -> int:
-    """The run of a sequence that a position is in."""
+    """Return the run of a sequence that a position is in."""
     run = begins_S_R.shape[1] - 1
     while begins_S_R[sequence, run] > position:
         run -= 1

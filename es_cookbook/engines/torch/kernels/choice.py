@@ -37,7 +37,7 @@ _LOWEST = np.float32(-np.inf)
 
 @kernel()
 def _first_largest(x: Row, at: int, size: int) -> int:
-    """The index of the first of the largest numbers of a row, or of the first NaN."""
+    """Return the index of a row's largest number, the first of equal ones, or of the first NaN."""
     best, first, whole = _LOWEST, 0, size // _CHUNK * _CHUNK
     nothing = spread(ZERO)
     for begin in range(0, whole, _CHUNK):
@@ -66,7 +66,7 @@ def _first_largest(x: Row, at: int, size: int) -> int:
 
 @kernel(of_rows("void({rows}[:,::1], int64[::1], int64[::1])"))
 def first_largest(logits_R_V: Row, rows_B: NDArray[np.int64], tokens_B: NDArray[np.int64]) -> None:
-    """The first of the largest of each of these rows; NaN counts as the largest.
+    """Write the index of the largest number of each of these rows; NaN counts as the largest.
 
     Args:
         logits_R_V: rows of logits.
@@ -83,7 +83,7 @@ _LARGEST = np.float32(3e38)
 
 @kernel()
 def _masses(x: Row, at: int, size: int, top: Number, scale: Number, out: Row) -> None:
-    """Out = exp((x - top) · scale), which is at most 1, of a row of `size` logits."""
+    """Write exp((x - top) · scale), which is at most 1, for a row of `size` logits."""
     whole = size // LANES * LANES
     # `exponential` is never 0: its value for -inf is subtracted.
     least = multiply(exponential(spread(_LOWEST)), spread(-ONE))
@@ -96,7 +96,7 @@ def _masses(x: Row, at: int, size: int, top: Number, scale: Number, out: Row) ->
 
 @kernel()
 def _sums(masses_V: Row, size: int, sums: NDArray[np.float64]) -> float:
-    """The mass of each chunk, and of all of them."""
+    """Write the mass of each chunk, and return that of all of them."""
     total = 0.0
     for chunk in range(len(sums)):
         first, end = chunk * _CHUNK, min((chunk + 1) * _CHUNK, size)
@@ -119,7 +119,7 @@ def log_probabilities(
     best_B: NDArray[np.int64],
     logprobs_B_2: NDArray[np.float32],
 ) -> None:
-    """The log-softmax of one token of each of these rows, and of the most probable one.
+    """Write the log-softmax of one token of each of these rows, and of the most probable one.
 
     Args:
         logits_R_V: rows of logits.
@@ -184,7 +184,7 @@ def _keep_nucleus(masses_V: Row, size: int, most: float) -> None:
 
 @kernel()
 def _at_share(masses_V: Row, size: int, sums: NDArray[np.float64], share: float) -> int:
-    """The first index up to which more than this share of the mass lies; -1 if there is none."""
+    """Return the first index up to which more than this share of the mass lies; -1 if none."""
     total = _sums(masses_V, size, sums)
     target, below, chunk = share * total, 0.0, 0
     while chunk < len(sums) - 1 and below + sums[chunk] <= target:

@@ -68,7 +68,7 @@ class ExpertGroup:
     def __call__(
         self, x_B_N: torch.Tensor, routing: _Routing, factors: ExpertFactors | None
     ) -> torch.Tensor:
-        """(rows, in) -> (rows, out)."""
+        """Compute the outputs of rows: (rows, in) -> (rows, out)."""
         parts: list[torch.Tensor] = []
         rows_of_expert = enumerate(x_B_N.split(routing.rows_of_expert))
         for expert, rows in rows_of_expert:
@@ -132,7 +132,7 @@ class PopulationExperts(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        """Experts as in transformers: (tokens, the experts of each, their shares) -> tokens."""
+        """Run experts as in transformers: (tokens, the experts of each, their shares) -> tokens."""
         up, down = self.groups
         x_T_N = hidden_states.reshape(-1, hidden_states.shape[-1])
         num_tokens, num_chosen = len(x_T_N), top_k_index.shape[-1]
@@ -154,7 +154,7 @@ class PopulationExperts(nn.Module):
 def expert_groups(
     first: int, module: nn.Module, rows_per_step: int, path: Path
 ) -> list[ExpertGroup]:
-    """The projections of a module of experts, numbered from `first` on: up, then down.
+    """Return the projections of a module of experts, numbered from `first` on: up, then down.
 
     Empty for any other module. Rows of a matmul of torch's are a multiple of `rows_per_step`.
     """

@@ -80,7 +80,7 @@ _ROUNDING = np.float32(1.5 * 2**23)
 
 
 def _in_all(builder: Any, place: Any, offset: int) -> Any:
-    """32 bits, `offset` numbers after a place, in all lanes of a register."""
+    """Emit a register with the 32 bits that are `offset` numbers after a place in all lanes."""
     number = builder.bitcast(builder.load(builder.gep(place, [index_of(offset)])), _INT)
     return in_all(builder, number, _INTS)
 
@@ -112,7 +112,7 @@ def _add_products(
 def _tile(
     builder: Any, places: Sequence[list[Any]], w: Any, offsets: Sequence[int], blocks: Any
 ) -> None:
-    """Some rows' sums of some outputs, in registers."""
+    """Emit some rows' sums of some outputs, kept in registers."""
     x_T, begun_T, y_T = places
 
     def more(block: Any, sums: Sequence[Any]) -> list[Any]:
@@ -126,7 +126,7 @@ def _tile(
 def _with_block(
     builder: Any, sums: Sequence[Any], x_T: Sequence[Any], w: Any, offsets: Sequence[int]
 ) -> list[Any]:
-    """Sums with a block's products, scaled."""
+    """Emit the addition of a block's products, scaled, to sums."""
     products = _products(builder, x_T, w, offsets)
     of_rows = [builder.bitcast(_in_all(builder, row, 0), _FLOATS) for row in x_T]
     of_outputs = [builder.load(register_at(builder, w, n, _FLOATS), align=4) for n in offsets]
@@ -139,7 +139,7 @@ def _with_block(
 
 
 def _products(builder: Any, x_T: Sequence[Any], w: Any, offsets: Sequence[int]) -> list[Any]:
-    """A block's products, in 32 bits."""
+    """Emit a block's products, in 32 bits."""
     dot = f"llvm.x86.avx512.vpdpbusd.{32 * _WIDTH}"
     totals = [start for row in x_T for start in [_in_all(builder, row, 1)] * len(offsets)]
     for step in range(_STEPS):
@@ -155,7 +155,7 @@ def _products(builder: Any, x_T: Sequence[Any], w: Any, offsets: Sequence[int]) 
 
 
 def _most(_: Any, a: Any, b: Any) -> tuple[Any, _Emit]:
-    """The greatest magnitude of two registers; infinite or NaN if any number is."""
+    """Return the greatest magnitude in two registers; infinite or NaN if any number is."""
 
     def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
         del context, signature
@@ -219,12 +219,12 @@ def _quantise(x: Row, at: int, size: int, out: _Floats, to: int) -> None:
 
 @kernel()
 def _first(tile: int, outputs: int) -> int:
-    """A tile's first output: the last one's has some of those before."""
+    """Return a tile's first output; the last tile repeats some outputs of the one before."""
     return min(tile * OUTPUTS, outputs - OUTPUTS)
 
 
 def _native(signature: str | list[str]) -> Callable[[_Kernel], _Kernel]:
-    """Compiled where it can run."""
+    """Compile a kernel if this processor can run it."""
     return kernel(signature if IS_NATIVE else None)
 
 
@@ -249,7 +249,7 @@ def _pack(w_N_K: Row, scales: _Floats, fours: NDArray[np.int32]) -> None:
 
 @_native("void(float32[:,::1], float32[::1], float32[::1], float32[:,::1], float32[::1])")
 def _multiply(x_T_K: _Floats, w: _Floats, bias_N: _Floats, y_T_N: _Floats, rows: _Floats) -> None:
-    """Y = x Wᵀ + bias; `rows` is written."""
+    """Write y = x Wᵀ + bias; `rows` is a buffer for quantised rows."""
     (num_rows, size), outputs = x_T_K.shape, y_T_N.shape[1]
     x, y, blocks = x_T_K.reshape(-1), y_T_N.reshape(-1), (size + BLOCK - 1) // BLOCK
     stride = blocks * _OF_ROW
@@ -293,7 +293,7 @@ class Int8Weight:
         _pack(as_stored(weight.contiguous()), self._weight, self._weight.view(np.int32))
 
     def __call__(self, x_T_K: torch.Tensor, live: int | None = None) -> torch.Tensor:
-        """X Wᵀ + bias in float32, on this thread: (rows, in) -> (rows, out); see `multiply`."""
+        """Return x Wᵀ + bias in float32, on this thread: (rows, in) -> (rows, out)."""
         x, product = x_T_K.detach().numpy(), torch.empty(len(x_T_K), self._outputs)
         y, live = product.numpy(), len(x) if live is None else live
         y[live:] = 0

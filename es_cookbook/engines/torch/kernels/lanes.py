@@ -80,12 +80,12 @@ _Emit = Callable[[Any, Any, Any, Sequence[Any]], Any]
 
 
 def _emit(build: Callable[..., Any]) -> _Emit:
-    """An operation that takes no more than values: (builder, *values) -> its value."""
+    """Return the code of an operation that needs its arguments' values only."""
     return lambda _context, builder, _signature, values: build(builder, *values)
 
 
 def _operation(arguments: int, build: Callable[..., Any]) -> Any:
-    """An operation on lanes alone."""
+    """Make an operation whose arguments and result are lanes."""
     emit = _emit(build)
 
     def of_three(_: Any, a: Any, b: Any, c: Any) -> tuple[Any, _Emit]:
@@ -107,7 +107,7 @@ def call_llvm(builder: Any, name: str, result: Any, *values: Any) -> Any:
 
 
 def _llvm(name: str, arguments: int) -> Any:
-    """One of LLVM's own operations on vectors."""
+    """Make an operation of one of LLVM's own functions on vectors."""
 
     def build(builder: Any, *values: Any) -> Any:
         return call_llvm(builder, name, FLOATS, *values)
@@ -116,7 +116,7 @@ def _llvm(name: str, arguments: int) -> Any:
 
 
 def index_of(number: int) -> Any:
-    """A constant index."""
+    """Return a constant index."""
     return ir.Constant(ir.IntType(64), number)
 
 
@@ -125,18 +125,18 @@ _NARROW = (types.uint16, types.int16)
 
 
 def pointer_to(context: Any, builder: Any, kind: Any, array: Any, index: Any, what: Any) -> Any:
-    """The address of an index of an array, as that of another kind of number."""
+    """Emit the address of an array's element, as a pointer to another type."""
     data = context.make_array(kind)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [index]), what.as_pointer())
 
 
 def _constant(kind: Any, number: int) -> Any:
-    """A constant of an integer type, or of a vector of integers."""
+    """Return a constant of an integer type, or a vector of it."""
     return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
 
 
 def widened(builder: Any, dtype: Any, shorts: Any, ints: Any, floats: Any) -> Any:
-    """Float32 from bfloat16, or from float16 if that is what the dtype stands for."""
+    """Emit float32 from bfloat16, or from float16 if that is what the dtype stands for."""
     if dtype == types.int16:
         return _extended(builder, builder.zext(shorts, ints), ints, floats)
     shifted = builder.shl(builder.zext(shorts, ints), _constant(ints, _HALF_BITS))
@@ -144,7 +144,7 @@ def widened(builder: Any, dtype: Any, shorts: Any, ints: Any, floats: Any) -> An
 
 
 def _extended(builder: Any, bits: Any, ints: Any, floats: Any) -> Any:
-    """Float32 from float16, by shifts and one exact product: not all processors have more."""
+    """Emit float32 from float16, by shifts and one exact product, which all processors have."""
     magnitude = builder.shl(builder.and_(bits, _constant(ints, 0x7FFF)), _constant(ints, 13))
     scale = builder.bitcast(_constant(ints, (_EXPONENT_BIAS + 112) << _MANTISSA_BITS), floats)
     scaled = builder.bitcast(builder.fmul(builder.bitcast(magnitude, floats), scale), ints)
@@ -155,7 +155,7 @@ def _extended(builder: Any, bits: Any, ints: Any, floats: Any) -> Any:
 
 
 def _rounded(builder: Any, floats: Any, ints: Any, shorts: Any) -> Any:
-    """The nearest bfloat16, ties to even."""
+    """Emit the nearest bfloat16, ties to even."""
     bits = builder.bitcast(floats, ints)
     odd = builder.and_(builder.lshr(bits, _constant(ints, _HALF_BITS)), _constant(ints, 1))
     up = builder.add(builder.add(bits, _constant(ints, (1 << (_HALF_BITS - 1)) - 1)), odd)
@@ -179,7 +179,7 @@ def loaded(
 
 
 def _reader(result: Any, kinds: tuple[Any, Any, Any]) -> Any:
-    """An operation that reads an array of one axis from an index on; rows may begin anywhere."""
+    """Make an operation that reads a 1-D array from an index on; rows may begin anywhere."""
 
     def read(_: Any, array: Any, index: Any) -> tuple[Any, _Emit]:
         def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
@@ -192,7 +192,7 @@ def _reader(result: Any, kinds: tuple[Any, Any, Any]) -> Any:
 
 
 def _writer(kinds: tuple[Any, Any, Any]) -> Any:
-    """An operation that writes to an array of one axis from an index on; not to float16."""
+    """Make an operation that writes to a 1-D array from an index on; not to float16."""
     floats, ints, shorts = kinds
 
     def write(_: Any, array: Any, index: Any, value: Any) -> tuple[Any, _Emit]:
@@ -220,7 +220,7 @@ def fetch(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> None
 
 
 def _prefetch(_: Any, array: Any, index: Any) -> tuple[Any, _Emit]:
-    """`fetch` in a kernel."""
+    """Emit `fetch`, for kernels."""
 
     def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
         fetch(context, builder, signature.args[0], *values)
@@ -230,7 +230,7 @@ def _prefetch(_: Any, array: Any, index: Any) -> tuple[Any, _Emit]:
 
 
 def in_all(builder: Any, number: Any, kind: Any) -> Any:
-    """One number in all lanes."""
+    """Emit a vector with one number in all lanes."""
     nothing = ir.Constant(kind, ir.Undefined)
     first = builder.insert_element(nothing, number, ir.Constant(ir.IntType(32), 0))
     firsts = ir.Constant(ir.VectorType(ir.IntType(32), kind.count), [0] * kind.count)
@@ -238,12 +238,12 @@ def in_all(builder: Any, number: Any, kind: Any) -> Any:
 
 
 def _spread(_: Any, number: Any) -> tuple[Any, _Emit]:
-    """One number in all lanes."""
+    """Emit a vector with one number in all lanes."""
     return _lanes(types.float32), _emit(partial(in_all, kind=FLOATS))
 
 
 def _among(_: Any, lanes: Any, first: Any, end: Any, otherwise: Any) -> tuple[Any, _Emit]:
-    """Lanes from `first` to `end`, the others of one number."""
+    """Keep the lanes from `first` to `end`, and set the others to one number."""
 
     def build(builder: Any, lanes: Any, first: Any, end: Any, otherwise: Any) -> Any:
         index = ir.Constant(INTS, list(range(LANES)))
@@ -256,7 +256,7 @@ def _among(_: Any, lanes: Any, first: Any, end: Any, otherwise: Any) -> tuple[An
 
 
 def _halved(combine: Callable[[Any, Any, Any], Any]) -> Any:
-    """An operation that makes one number of all lanes: of halves, of halves of these, and so on."""
+    """Make an operation that reduces lanes to one number, halving their number at each step."""
 
     def build(builder: Any, left: Any) -> Any:
         index, width = ir.IntType(32), LANES
@@ -275,13 +275,13 @@ def _halved(combine: Callable[[Any, Any, Any], Any]) -> Any:
 
 
 def _power_of_two(builder: Any, exponent: Any) -> Any:
-    """2 to whole numbers from -126 to 127."""
+    """Emit 2 to the power of whole numbers from -126 to 127."""
     biased = builder.add(builder.fptosi(exponent, INTS), _constant(INTS, _EXPONENT_BIAS))
     return builder.bitcast(builder.shl(biased, _constant(INTS, _MANTISSA_BITS)), FLOATS)
 
 
 def _choice(relation: str) -> Callable[[Any, Any, Any], Any]:
-    """The first of two where the relation holds, or else the second."""
+    """Return code that picks the first of two values where the relation holds, else the second."""
     return lambda builder, a, b: builder.select(builder.fcmp_ordered(relation, a, b), a, b)
 
 
@@ -321,7 +321,7 @@ _C3, _C4, _C5 = map(np.float32, (4.1665795894e-2, 1.6666665459e-1, 0.50000001201
 
 @kernel()
 def exponential(x: Lanes) -> Lanes:
-    """The natural exponential of each lane, to about one unit in the last place.
+    """Return the natural exponential of each lane, to about one unit in the last place.
 
     Below -87 it is that of -87, above 88 that of 88; NaN may become anything. The polynomial is
     that of Cephes (S. Moshier, `expf`).

@@ -60,7 +60,7 @@ class Path:
     kept: torch.dtype = torch.float32
 
     def rows_of(self, weight: torch.Tensor) -> torch.dtype:
-        """Dtype of the rows that a linear layer of this weight reads and makes.
+        """Return the dtype of the rows that a linear layer with this weight reads and writes.
 
         Models keep some weights in float32; their inputs are not rounded.
         """
@@ -70,12 +70,12 @@ class Path:
         return torch.float32 if self.products == torch.int8 else self.products
 
     def multiplies(self, weight: torch.Tensor) -> bool:
-        """Whether products with this weight are in float32 on the CPU, by `products.multiply`."""
+        """Return whether products with this weight are in float32 (`products.multiply`)."""
         products = self.products or weight.dtype
         return weight.device.type == "cpu" and products in (torch.float32, torch.int8)
 
     def quantises(self, weight: torch.Tensor) -> bool:
-        """Whether a packed copy of this linear weight is in int8 (`int8.Int8Weight`).
+        """Return whether a packed copy of this linear weight is in int8 (`int8.Int8Weight`).
 
         Small ones are not, nor those that a model of 16 bits keeps in float32.
         """
@@ -84,7 +84,7 @@ class Path:
 
     @override
     def __str__(self) -> str:
-        """The path as docs/models.md names it: "flat", or "own" and what the model cannot do.
+        """Return the name in docs/models.md: "flat", or "own" and what the model cannot do.
 
         >>> print(Path(flat=True), Path(), Path(padded=False, cached=False), sep="; ")
         flat; own; own, equal lengths, no cache
@@ -123,12 +123,12 @@ LinearOutputs: TypeAlias = tuple[
 
 
 def rows_of(tensor: torch.Tensor) -> Row:
-    """A tensor's memory as kernels read it."""
+    """Return a tensor's memory as kernels read it."""
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def suits_kernels(tensor: torch.Tensor) -> bool:
-    """Whether kernels can work on it in place."""
+    """Return whether kernels can work on a tensor in place."""
     return tensor.device.type == "cpu" and tensor.dtype == torch.float32
 
 
@@ -166,7 +166,7 @@ class GatedLayers(nn.Module):
         self._gate_and_up = gate_and_up
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """down(SiLU(gate(x)) · up(x))."""
+        """Return down(SiLU(gate(x)) · up(x))."""
         rows, both, factors = self._gate_and_up(x)
         out = both.new_empty(len(both), both.shape[-1] // 2)
         silu_and_multiply(rows_of(both), rows_of(rows), factors, rows_of(out))
@@ -213,7 +213,7 @@ class RotaryAttention(nn.Module):
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None,
         **options: object,
     ) -> tuple[torch.Tensor, None]:
-        """Attention as in transformers: (1, T, n), cosines and sines (1, T, rotary d) if any."""
+        """Attend as in transformers: (1, T, n), cosines and sines (1, T, rotary d) if any."""
         del options
         x_T_N, y_T_N, factors = self._projection(hidden_states)
         linear = y_T_N, x_T_N, factors, position_embeddings, self._norm_weights
@@ -230,7 +230,7 @@ def replace(model: nn.Module, like: Callable[[nn.Module], nn.Module | None]) -> 
 
 
 def norm_like(module: nn.Module) -> Norm | None:
-    """The same as a kernel, if it is an RMSNorm in float32 on the CPU."""
+    """Return the same as a kernel for an RMSNorm in float32 on the CPU, or else None."""
     parameters = dict(module.named_parameters())
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     weight = parameters.get("weight")
@@ -248,7 +248,7 @@ def alike(
     size: int,
     rounded: torch.dtype = torch.float32,
 ) -> bool:
-    """Whether both agree on rows of `size` random numbers, except for rounding.
+    """Return whether both agree on rows of `size` random numbers, except for rounding.
 
     `rounded` is the dtype of intermediate results, which may be rounded up or down.
     """

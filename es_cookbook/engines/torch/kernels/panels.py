@@ -59,7 +59,7 @@ Places: TypeAlias = tuple[_Floats, int, int]
 
 
 def register_at(builder: Any, place: Any, offset: int, floats: Any = _FLOATS) -> Any:
-    """The address of a register's numbers, `offset` of them after a place."""
+    """Emit the address of a register's numbers, `offset` of them after a place."""
     return builder.bitcast(builder.gep(place, [index_of(offset)]), floats.as_pointer())
 
 
@@ -75,7 +75,7 @@ class Rows(NamedTuple):
         return cls(pointer_to(context, builder, kind[0], array, first, _FLOAT), stride)
 
     def some(self, builder: Any, t: Any, count: int) -> list[Any]:
-        """The addresses of `count` rows, from row `t` on."""
+        """Emit the addresses of `count` rows, from row `t` on."""
         rows = [builder.add(t, index_of(i)) for i in range(count)]
         return [builder.gep(self.first, [builder.mul(row, self.stride)]) for row in rows]
 
@@ -119,7 +119,7 @@ def _add_products(
 
 
 def _fits(columns: int, rows: int) -> bool:
-    """Whether a register is left for one number, beside the sums and an input's weights."""
+    """Return whether a register is left for one number, beside the sums and an input's weights."""
     return columns * rows <= _SUMS and columns * (rows + 1) < (32 if _HAS_512_BITS else 16)
 
 
@@ -200,7 +200,7 @@ def in_registers(
 def _with_input(
     builder: Any, x_T: Sequence[Any], w: Any, offsets: range, k: Any, sums: Sequence[Any]
 ) -> Sequence[Any]:
-    """Sums with the products of one input."""
+    """Emit the addition of one input's products to sums."""
     here = builder.gep(w, [builder.mul(k, index_of(OUTPUTS))])
     weights = [builder.load(register_at(builder, here, n), align=4) for n in offsets]
     numbers = [in_all(builder, builder.load(builder.gep(row, [k])), _FLOATS) for row in x_T]
@@ -210,7 +210,7 @@ def _with_input(
 def _with_products(
     builder: Any, numbers: Sequence[Any], weights: Sequence[Any], sums: Sequence[Any]
 ) -> list[Any]:
-    """Sums plus each number times each weight, rounded once."""
+    """Emit sums + number · weight for each pair, rounded once."""
     pairs = [(number, weight) for number in numbers for weight in weights]
     name = f"llvm.fma.v{weights[0].type.count}f32"
     return [
@@ -245,14 +245,14 @@ def _turn(
 
 
 def _by_input(builder: Any, dtype: Any, rows: Sequence[Any]) -> list[Any]:
-    """A register from each row (an output), turned: by input, in float32."""
+    """Load a register from each row (an output), and transpose them: by input, in float32."""
     ints = [builder.load(row, align=2) for row in rows]
     columns = _turned(builder, ints)
     return [floats for column in columns for floats in _floats(builder, dtype, column)]
 
 
 def _floats(builder: Any, dtype: Any, ints: Any) -> list[Any]:
-    """The numbers in each 32 bits, in float32: one, or two, the lower first."""
+    """Emit the numbers in each 32 bits, in float32: one, or two, the lower first."""
     if dtype == types.float32:
         return [builder.bitcast(ints, _FLOATS)]
     both = ints, builder.lshr(ints, ir.Constant(_INTS, [16] * _WIDTH))
@@ -276,10 +276,10 @@ def _turned(builder: Any, rows: Sequence[Any]) -> list[Any]:
 
 
 def _fours(builder: Any, rows: Sequence[Any]) -> list[Any]:
-    """Four rows as four columns, in each four of their numbers."""
+    """Turn four rows into four columns, in each four of their numbers."""
 
     def picks(*of_four: int) -> list[int]:
-        """Places in two registers, from those in two fours."""
+        """Return places in two registers, from those in two fours."""
         return [
             four + (n if n < 4 else n - 4 + _WIDTH) for four in range(0, _WIDTH, 4) for n in of_four
         ]

@@ -38,7 +38,7 @@ _Floats = NDArray[np.float32]
 
 @kernel()
 def _width(left: int, outputs: int) -> int:
-    """Number of outputs that come next; the last ones come with some of those before them."""
+    """Return the number of outputs that come next; the last tile repeats some of those before."""
     for width in range(OUTPUTS, PANEL, -PANEL):
         if left > width - PANEL and outputs >= width:
             return width
@@ -70,7 +70,7 @@ def _turn_panels(
 def _multiply(
     x_T_K: _Floats, w_N_K: Row, bias_N: _Floats, y_T_N: _Floats, weights: _Floats
 ) -> None:
-    """Y = x Wᵀ + bias, of at least a panel and a line; `weights` is a buffer of them."""
+    """Write y = x Wᵀ + bias, of at least a panel and a line; `weights` is a buffer."""
     rows, size = x_T_K.shape
     outputs, line = len(w_N_K), LINE // w_N_K.itemsize
     x, w, y = x_T_K.reshape(-1), w_N_K.reshape(-1), y_T_N.reshape(-1)
@@ -108,12 +108,12 @@ _zeros = functools.cache(functools.partial(np.zeros, dtype=np.float32))
 
 
 def as_stored(weight: torch.Tensor) -> NDArray[Any]:
-    """A weight's own memory, as kernels know its numbers."""
+    """Return a weight's own memory, as kernels read it."""
     return weight.detach().view(_STORED_AS.get(weight.dtype, weight.dtype)).numpy()
 
 
 def bias_of(bias_N: torch.Tensor | None, outputs: int) -> _Floats:
-    """A bias in float32; zeros where there is none."""
+    """Return a bias in float32; zeros if there is none."""
     return _zeros(outputs) if bias_N is None else bias_N.detach().float().numpy()
 
 
@@ -123,7 +123,7 @@ def multiply(
     bias_N: torch.Tensor | None = None,
     live: int | None = None,
 ) -> torch.Tensor:
-    """X Wᵀ + bias, in float32, on this thread: (rows, in), (out, in) -> (rows, out).
+    """Return x Wᵀ + bias, in float32, on this thread: (rows, in), (out, in) -> (rows, out).
 
     Args:
         x_T_K: contiguous, in float32.
@@ -181,7 +181,7 @@ class PackedWeight:
                 weight.copy_(self._weight.to_dense())
 
     def __call__(self, x_T_N: torch.Tensor) -> torch.Tensor:
-        """X Wᵀ + bias: (rows, in) -> (rows, out)."""
+        """Return x Wᵀ + bias: (rows, in) -> (rows, out)."""
         return torch.ops.mkldnn._linear_pointwise(x_T_N, self._weight, self._bias, "none", [], "")
 
 
@@ -197,7 +197,7 @@ def one_thread() -> Generator[None]:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the processor has instructions for bfloat16 that oneDNN may use."""
+    """Return whether the processor has instructions for bfloat16 that oneDNN may use."""
     allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
     if not any(word in allowed for word in ("ALL", "BF16", "FP16", "AMX", "AVX10")):
         return False
@@ -208,12 +208,12 @@ def multiplies_bfloat16() -> bool:
 
 
 def multiplies_int8() -> bool:
-    """Whether the processor has instructions for products in int8 (`kernels.int8`)."""
+    """Return whether the processor has instructions for products in int8 (`kernels.int8`)."""
     return not {"+avx512vnni", "+avxvnni"}.isdisjoint(features().split(","))
 
 
 def products_of(weights: torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype of products that is fastest on a device for weights of a dtype."""
+    """Return the dtype of products that is fastest on a device for weights of a dtype."""
     if device.type == "cuda" and weights == torch.bfloat16:
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if native else torch.float32
@@ -227,7 +227,7 @@ _ROWS, _IN, _OUT = 128, 576, 1024
 
 @functools.cache
 def packs() -> bool:
-    """Whether a row of a packed product has the same bits among any rows, at any place."""
+    """Return whether a row of a packed product has the same bits in any batch, at any place."""
     if not multiplies_bfloat16():
         return False
     generator = torch.Generator().manual_seed(0)

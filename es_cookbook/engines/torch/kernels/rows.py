@@ -44,7 +44,7 @@ FACTORS = "Tuple((float32[:,:,::1], float32[:,:,::1], int64[:,::1], int64[::1], 
 
 @kernel()
 def product(x: Row, at: int, y: Row, other: int, size: int) -> Number:
-    """The inner product of two rows of `size` numbers."""
+    """Return the inner product of two rows of `size` numbers."""
     whole = size // (2 * LANES) * (2 * LANES)
     even = odd = spread(ZERO)
     for i in range(0, whole, 2 * LANES):
@@ -60,7 +60,7 @@ def product(x: Row, at: int, y: Row, other: int, size: int) -> Number:
 def _with_multiple(
     y: Row, factor: Number, x: Row, out: Row, places: tuple[int, int, int], size: int
 ) -> None:
-    """Out = y + factor · x for rows of `size` numbers, at their places; it may be y itself."""
+    """Write y + factor · x for rows of `size` numbers, at their places; out may be y itself."""
     of_y, of_x, to = places
     whole = size // LANES * LANES
     many = spread(factor)
@@ -72,7 +72,7 @@ def _with_multiple(
 
 @kernel()
 def widen_row(y: Row, at: int, size: int, out: Row, to: int) -> None:
-    """Out = y, in float32."""
+    """Write a row in float32."""
     whole = size // LANES * LANES
     for i in range(0, whole, LANES):
         store(out, to + i, load(y, at + i))
@@ -92,7 +92,7 @@ def rank_factors(
     genome_of_block: NDArray[np.int64],
     height: int,
 ) -> Row:
-    """Factors of each row for its genome's ranks, x Bᵀ: (rows · ranks,)."""
+    """Return each row's factors for its genome's ranks, x Bᵀ: (rows · ranks,)."""
     rows, inputs = x_T_N.shape
     x, b = x_T_N.reshape(-1), b_G_R_N.reshape(-1)
     out = np.empty(max(1, rows * ranks), np.float32)
@@ -129,7 +129,7 @@ def rank_factors(
 
 @kernel()
 def tiles(columns_R: NDArray[np.int64], outputs: int) -> bool:
-    """Whether every output is of one rank, in their order."""
+    """Return whether the ranks' columns follow each other and cover all outputs."""
     end = 0
     for r in range(len(columns_R)):
         if columns_R[r, 0] != end:
@@ -148,7 +148,7 @@ def add_ranks(
     places: tuple[int, int, int, int],
     sizes: tuple[int, int, bool],
 ) -> None:
-    """Out = y + a row's low-rank part: its factors times the ranks of its genome.
+    """Write y + a row's low-rank part: its factors times the ranks of its genome.
 
     Args:
         y: outputs to add to.
@@ -173,7 +173,7 @@ def add_ranks(
 
 
 def of_rows(signature: str) -> list[str]:
-    """A signature for rows of each dtype."""
+    """Return a signature for rows of each dtype."""
     return [signature.format(rows=rows, factors=FACTORS) for rows in ("float32", "uint16")]
 
 
@@ -202,7 +202,7 @@ def add_low_rank(
 
 @kernel()
 def _gated(gate: Lanes, up: Lanes) -> Lanes:
-    """SiLU(gate) · up."""
+    """Return SiLU(gate) · up."""
     below = add(exponential(multiply(gate, spread(-ONE))), spread(ONE))
     return multiply(divide(gate, below), up)
 
@@ -249,7 +249,7 @@ def silu_and_multiply(y_T_N: Row, x_T_N: Row, factors: RankFactors, out_T_N: Row
 
 @kernel()
 def norm_row(x: Row, at: int, size: int, weight: Row, epsilon: Number, out: Row, to: int) -> None:
-    """Out = x / sqrt(mean of x² + epsilon) · weight, of a row; it may be x itself."""
+    """Write x / sqrt(mean of x² + epsilon) · weight, of a row; out may be x itself."""
     whole = size // LANES * LANES
     mean = product(x, at, x, at, size) / np.float32(size)
     factor = ONE / np.sqrt(mean + epsilon)
@@ -262,7 +262,7 @@ def norm_row(x: Row, at: int, size: int, weight: Row, epsilon: Number, out: Row,
 
 @kernel("void(float32[:,::1], float32[::1], float32, float32[:,::1])")
 def rms_norm(x_T_N: Row, weight_N: Row, epsilon: float, out_T_N: Row) -> None:
-    """Out = x / sqrt(mean of x² + epsilon) · weight, a row at a time."""
+    """Write x / sqrt(mean of x² + epsilon) · weight, a row at a time."""
     size = x_T_N.shape[1]
     x, out = x_T_N.reshape(-1), out_T_N.reshape(-1)
     for t in range(len(x_T_N)):

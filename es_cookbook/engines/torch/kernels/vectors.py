@@ -42,7 +42,7 @@ class VectorTable:
         return len(self.vectors_G)
 
     def rows(self, genome_of_block: torch.Tensor) -> VectorFactors:
-        """The vectors for blocks of these genomes."""
+        """Return the vectors for blocks of these genomes."""
         return self.vectors_G, genome_of_block
 
 
@@ -112,7 +112,7 @@ class _WithVirtualTokens(nn.Module):
 
 
 def _adding(index: int, factors: _Factors) -> Callable[..., object]:
-    """A forward hook that adds the vector of each row's genome to a layer's outputs."""
+    """Return a forward hook that adds the vector of each row's genome to a layer's outputs."""
 
     def hook(module: nn.Module, inputs: object, output: object) -> object:
         del module, inputs
