@@ -20,7 +20,7 @@ import anyio
 import chz
 
 from es_cookbook.checkpoints.model_files import model_directory
-from es_cookbook.common.errors import EngineError, RequestError
+from es_cookbook.common.errors import ConfigError, EngineError, RequestError
 from es_cookbook.common.machine.spans import NO_SPANS, Spans
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.terminal import plural
@@ -264,6 +264,15 @@ class Engine(Host):
         """
 
 
+class Requests(NamedTuple):
+    """The requests of a generation: for each genome, and tokens of each."""
+
+    genomes: int
+    per_genome: int
+    prompt_tokens: int
+    sampled_tokens: int
+
+
 @chz.chz
 class EngineBuilder(ABC):
     """Builds an engine for a model and a search space."""
@@ -297,6 +306,17 @@ class EngineBuilder(ABC):
         from es_cookbook.checkpoints.models import load_tokenizer  # Which imports torch.
 
         return load_tokenizer(model_name)
+
+    async def needs(
+        self, model_name: str, search_space: "SearchSpaceBuilder", requests: Requests
+    ) -> Sequence[tuple[str, int | str]]:
+        """Measure what a generation needs: labels with bytes, or with text.
+
+        Raises:
+            ConfigError: By default.
+        """
+        del model_name, search_space, requests
+        raise ConfigError(f"engine={self.name} cannot be measured before a run")
 
     @abstractmethod
     async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> Engine:

@@ -22,11 +22,12 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.terminal import GIB
-from es_cookbook.engines.base import EngineBuilder
+from es_cookbook.engines.base import EngineBuilder, Requests
 from es_cookbook.plugins.gguf.conversion import gguf_file
 from es_cookbook.plugins.llama_cpp.library import PACKAGE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
@@ -94,6 +95,18 @@ class LlamaCppEngineBuilder(EngineBuilder):
         """
         if search_space.moves_quantised or search_space.has_vectors:
             raise _unhosted(search_space)
+
+    @override
+    async def needs(
+        self, model_name: str, search_space: "SearchSpaceBuilder", requests: Requests
+    ) -> "Sequence[tuple[str, int | str]]":
+        from es_cookbook.plugins.llama_cpp.needs import measured
+
+        engine = await self(model_name=model_name, search_space=search_space)
+        try:
+            return await measured(engine, self.file(model_name), requests)
+        finally:
+            await engine.close()
 
     @override
     async def __call__(

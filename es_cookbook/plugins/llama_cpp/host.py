@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import numpy as np
+import psutil
 import torch
 from typing_extensions import override
 
 from es_cookbook.checkpoints.models import load_causal_lm, save_model
-from es_cookbook.common.errors import EngineError, ModelError
+from es_cookbook.common.errors import ConfigError, EngineError, ModelError
+from es_cookbook.common.terminal import show_bytes
 from es_cookbook.engines.base import (
     Engine,
     EngineTraits,
@@ -71,7 +73,15 @@ class LlamaCppEngine(Engine):
         self.tokenizer, self.space = model.tokenizer, model.space
         self._model = model
         own = int(model.architecture.config.get_text_config().max_position_embeddings)
+        cache_bytes = min(cache_bytes, psutil.virtual_memory().available // 2)
         self._most_cells = cache_bytes // model.bytes_per_token
+        if (max_model_len or 1) > self._most_cells:
+            needed = (max_model_len or 1) * model.bytes_per_token
+            raise ConfigError(
+                f"engine.max_model_len={max_model_len}: keys and values of one request take "
+                f"{show_bytes(needed)}, and engine.kv_cache_gib and half of the free memory hold "
+                f"{show_bytes(cache_bytes)}; lower the first, or raise the second"
+            )
         length = min(own, max_model_len or _LONGEST, self._most_cells)
         self.traits = EngineTraits(_CAPACITY, length, model.dtype)
         self._limits, self._never = (length, model.vocabulary.size), model.vocabulary.never
@@ -102,7 +112,7 @@ class LlamaCppEngine(Engine):
         self._process = await LlamaProcess.start(size, len(self._rows), self._model.vocabulary.size)
         with tempfile.TemporaryDirectory() as directory:
             adapter = Path(directory) / "adapter.gguf"
-            self._model.write_adapter(adapter)
+            self._model.write_genome(adapter, Genome())
             try:
                 options = {"threads": threads, "gpu_layers": gpu_layers, "repack": repack}
                 await asyncio.to_thread(self._open, self._process, file, adapter, options)
@@ -178,6 +188,16 @@ class LlamaCppEngine(Engine):
         spent on writing genomes' factors.
         """
         return dict(self._counters)
+
+    def memory(self, length: int) -> dict[str, int]:
+        """Bytes with requests of so many tokens, besides the file."""
+        rows, model = len(self._rows), self._model
+        cells = min(self._most_cells, rows * length)
+        return {
+            f"keys and values of up to {rows} requests": cells * model.bytes_per_token,
+            "adapter: start, centre, a genome, llama.cpp's": 4 * sum(model.factors.values()),
+            "logits": 4 * rows * model.vocabulary.size,
+        }
 
     @override
     async def close(self) -> None:

@@ -70,12 +70,11 @@ class Model:
         """llama.cpp's names of the adapter's factors, and their bytes, in a fixed order."""
         return {name: tensor.numel() * 4 for name, tensor in self._factors(Genome())}
 
-    def write_adapter(self, file: Path) -> None:
-        """Write the centre as an adapter of llama.cpp."""
+    def write_genome(self, file: Path, genome: Genome) -> None:
+        """Write a genome as an adapter of llama.cpp."""
         assert self.space.adapter is not None
-        write_factors(
-            file, self.architecture.config, self.space.adapter.lora, self._factors(Genome())
-        )
+        lora = self.space.adapter.lora
+        write_factors(file, self.architecture.config, lora, self._factors(genome))
 
     def fill(self, factors: npt.NDArray[np.float32], genome: Genome) -> None:
         """Write a genome's factors, one after the other."""

@@ -11,6 +11,7 @@ and the population is divided among the engines.
 experts, compressed keys, quantised weights, messages, Envs and evaluations.
 """
 
+import asyncio
 import copy
 import dataclasses
 import functools
@@ -18,7 +19,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import chz
@@ -29,10 +30,11 @@ from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.names import Names
 from es_cookbook.common.terminal import GIB, plural, say, show_bytes
-from es_cookbook.engines.base import ENGINE_NAMES
+from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder, Requests
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
 from es_cookbook.runs.tracking.jsonl import duration_in_words
 
@@ -44,9 +46,12 @@ if TYPE_CHECKING:
 
     from es_cookbook.engines.torch.memory import CacheSize
 
-_ENGINES = Names({name: ENGINE_NAMES[name] for name in ("torch", "vllm")}, default="torch")
+_COUNTED = TorchEngineBuilder, VLLMEngineBuilder
+"""Engines whose needs are counted here; others measure theirs (`EngineBuilder.needs`)."""
+_ENGINES = Names({n: ENGINE_NAMES[n] for n in ENGINE_NAMES if n != "ray"}, default="torch")
 _SEARCH_SPACES = Names(
-    {name: SEARCH_SPACE_NAMES[name] for name in ("low_rank", "full_rank")}, default="low_rank"
+    {name: SEARCH_SPACE_NAMES[name] for name in ("low_rank", "full_rank", "adapter")},
+    default="low_rank",
 )
 
 _LAPTOP = 8
@@ -100,7 +105,7 @@ class PlanConfig:
 
     model_name: str = chz.field(doc="model directory (config.json is enough) or Hub name")
     machine: str = chz.field(default="80gb", doc="here, laptop, a GPU (24gb) or several (8x80gb)")
-    engine: TorchEngineBuilder | VLLMEngineBuilder = _ENGINES.field("kind of engine")
+    engine: EngineBuilder = _ENGINES.field("kind of engine")
     search_space: SearchSpaceBuilder = _SEARCH_SPACES.field("which parameters genomes perturb")
     population_size: int = chz.field(default=64, doc="genomes per generation, in mirrored pairs")
     problems_per_generation: int = chz.field(default=32, doc="problems that each genome attempts")
@@ -120,6 +125,12 @@ class PlanConfig:
                 raise ConfigError(
                     "engine=vllm is planned for GPUs only: leave it out, or name a GPU"
                 )
+        is_counted = isinstance(self.engine, _COUNTED)
+        if is_counted and isinstance(self.search_space, Adapter):
+            raise ConfigError(
+                f"search_space=adapter is not counted for engine={self.engine.name}; accepted: "
+                "low_rank and full_rank, or an engine that measures, as llama_cpp"
+            )
         ES(population_size=self.population_size)  # Refuses an odd one: pairs are mirrored.
 
 
@@ -156,7 +167,8 @@ class Plan:
         from es_cookbook.engines.vllm.memory import Shards
 
         engine, machine = config.engine, machine_of(config.machine)
-        self.config, self.model = config, model
+        assert isinstance(engine, _COUNTED)
+        self.config, self.model, self.engine = config, model, engine
         self.vllm = engine if isinstance(engine, VLLMEngineBuilder) else None
         self.on_cpu = not machine.num_gpus or getattr(engine, "device", "") == "cpu"
         self.device = "CPU" if self.on_cpu else "GPU"
@@ -310,7 +322,7 @@ class Plan:
 
         from es_cookbook.engines.torch.host import chosen_products
 
-        engine, weights = self.config.engine, cast("torch.dtype", getattr(torch, self.dtype))
+        engine, weights = self.engine, cast("torch.dtype", getattr(torch, self.dtype))
         products = getattr(engine, "products", "auto")
         chosen = chosen_products(products, engine.dtype, weights, torch.device("cpu"))
         head = self.vocabulary * self.hidden
@@ -375,7 +387,7 @@ def check(plan: Plan) -> None:
             max_rows=plan.max_rows,
             vocabulary_size=plan.vocabulary,
             context_length=plan.context,
-            may_shorten=plan.config.engine.max_model_len is None,
+            may_shorten=plan.engine.max_model_len is None,
         )
         _check_length(plan, cache.context_length)
 
@@ -390,8 +402,13 @@ def _check_length(plan: Plan, most: int) -> None:
 
 def report(plan: Plan) -> str:
     """Return the page that is printed."""
+    return as_lines(_rows(plan))
+
+
+def as_lines(rows: Iterable[tuple[str, int | str]]) -> str:
+    """Return labels with their bytes or text as lines."""
     lines: list[str] = []
-    for label, number in _rows(plan):
+    for label, number in rows:
         value = show_bytes(number) if isinstance(number, int) else number
         lines += [f"  {label:<72}{value:>14}"] if value else ["", label]
     return "\n".join(lines).strip()
@@ -443,6 +460,13 @@ def _rows(plan: Plan) -> Iterator[tuple[str, int | str]]:
 
 
 def main(config: PlanConfig) -> None:
+    if not isinstance(config.engine, _COUNTED):
+        attempted = config.problems_per_generation * config.attempts
+        lengths = config.prompt_tokens, config.sampled_tokens
+        requests = Requests(config.population_size, attempted, *lengths)
+        space = config.search_space
+        print(as_lines(asyncio.run(config.engine.needs(config.model_name, space, requests))))
+        return
     say(f"reading the config.json of {config.model_name}")
     plan = Plan(config, read_architecture(config.model_name))
     check(plan)

@@ -1,6 +1,8 @@
 """The engine on llama.cpp, with the real library over small files, beside the torch engine."""
 
+import ctypes
 import importlib.util
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,19 +10,25 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from transformers import GPT2Config
 
 from es_cookbook.checkpoints.model_files import CACHE
 from es_cookbook.common.errors import ConfigError, EngineError, ModelError
+from es_cookbook.common.terminal import show_bytes
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.plugins.gguf.export import write_gguf
+from es_cookbook.plugins.gguf.export import llama_cpp_factors, write_gguf
 from es_cookbook.plugins.gguf.form import GGUF
 from es_cookbook.plugins.llama_cpp.engine import LlamaCppEngineBuilder
-from es_cookbook.plugins.llama_cpp.library import PACKAGE
+from es_cookbook.plugins.llama_cpp.library import PACKAGE, Library, Refused
+from es_cookbook.plugins.llama_cpp.model import load
+from es_cookbook.plugins.llama_cpp.process import LlamaProcess
 from es_cookbook.plugins.llama_cpp.rows import Row, Work, begin, next_pass
+from es_cookbook.plugins.plan.plan import PlanConfig
+from es_cookbook.plugins.plan.plan import main as plan
 from es_cookbook.plugins.vectors.spaces import Steering
 from es_cookbook.rl.types import Observation, SamplingParams
 from es_cookbook.runs.centre.replay import open_replay
@@ -186,6 +194,12 @@ def test_only_adapters_are_hosted(file: Path) -> None:
         Running(LlamaCppEngineBuilder(), file, LowRank()).__enter__()
 
 
+def test_a_request_that_the_cache_cannot_hold_is_refused_before_the_start(file: Path) -> None:
+    builder = LlamaCppEngineBuilder(max_model_len=16_000, kv_cache_gib=0.0001)
+    with pytest.raises(ConfigError, match=r"max_model_len=16000: .* take 2\.0 MiB, .* hold 104"):
+        Running(builder, file, SPACE).__enter__()
+
+
 def test_other_models_than_gguf_files_are_refused(tmp_path: Path) -> None:
     directory = make_gguf_model("llama", tmp_path / "llama")
     with pytest.raises(ModelError, match=r"engine=llama_cpp runs GGUF files, and .* is none"):
@@ -231,3 +245,54 @@ def test_a_pass_has_at_most_so_many_tokens() -> None:
     while rows[0].waiting:
         sizes.append(len(next_pass(rows, 4, 1).tokens))
     assert sizes == [4, 4, 2]
+
+
+async def test_what_llama_cpp_refuses_is_said_and_its_process_lives(
+    file: Path, tmp_path: Path
+) -> None:
+    process = await LlamaProcess.start(4, 2, 16)
+    try:
+        options = {"threads": 1, "gpu_layers": -1, "repack": False}
+        (bad := tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(64))
+        with pytest.raises(ModelError, match=r"llama\.cpp refuses the file: "):
+            process.order("open", str(bad), **options)
+        process.order("open", str(file), **options)
+        with pytest.raises(ModelError, match="refuses adapters of this model: "):
+            process.order("load_adapter", str(bad), [])
+        process.order("make_context", 256, 2)
+    finally:
+        await process.close()
+
+
+async def test_tensors_that_an_adapter_cannot_sit_on_are_named(file: Path, tmp_path: Path) -> None:
+    model = load(str(file), SPACE)
+    model.write_genome(tmp_path / "adapter.gguf", Genome())
+    process = await LlamaProcess.start(4, 2, 16)
+    try:
+        process.order("open", str(file), threads=1, gpu_layers=-1, repack=False)
+        with pytest.raises(ModelError, match=r"does not use the adapter's tensor other\.lora_a"):
+            process.order("load_adapter", str(tmp_path / "adapter.gguf"), [("other.lora_a", 8)])
+    finally:
+        await process.close()
+
+
+def test_a_library_of_another_version_is_refused() -> None:
+    with pytest.raises(Refused, match=rf"{PACKAGE} \S+ lacks a function"):
+        Library(ctypes.CDLL(None))
+
+
+def test_other_architectures_are_refused_by_name() -> None:
+    with pytest.raises(ModelError, match=r"llama\.cpp's names for gpt2 are not known here"):
+        llama_cpp_factors(GPT2Config())
+
+
+def test_a_plan_is_measured(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = PlanConfig(
+        model_name=str(file), engine=LlamaCppEngineBuilder(threads=1), search_space=Adapter(rank=1)
+    )
+    plan(config)
+    printed = capsys.readouterr().out
+    assert re.search(r"a generation on this machine, measured, about +\d", printed)
+    assert re.search(rf"the file, mapped +{show_bytes(file.stat().st_size)}", printed)
+    with pytest.raises(ConfigError, match="search_space=adapter is not counted for engine=torch"):
+        PlanConfig(model_name=str(file), search_space=Adapter())

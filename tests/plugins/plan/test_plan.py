@@ -260,7 +260,7 @@ def test_it_prints_a_page_that_adds_up(options: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ("engine=vlm", "did you mean 'vllm'? Accepted: torch, vllm"),
+        ("engine=vlm", "did you mean 'vllm'? Accepted: llama_cpp, torch, vllm"),
         ("attempts=0", "attempts must be above 0, found 0"),
         (
             "engine=vllm engine.tensor_parallel_size=3",
