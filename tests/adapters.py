@@ -16,10 +16,7 @@ def make_adapter(
     """Make an adapter of these layers; returns its path."""
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     config = LoraConfig(
-        r=rank,
-        lora_alpha=2 * rank,
-        target_modules=list(layers),
-        init_lora_weights=False,
+        r=rank, lora_alpha=2 * rank, target_modules=list(layers), init_lora_weights=False
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)

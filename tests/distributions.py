@@ -32,11 +32,7 @@ class Register(Protocol):
 
 
 def write_metadata(
-    folder: Path,
-    groups: Mapping[str, Mapping[str, str]],
-    name: str,
-    version: str,
-    api: str | None,
+    folder: Path, groups: Mapping[str, Mapping[str, str]], name: str, version: str, api: str | None
 ) -> None:
     """Write the metadata of a distribution as an installation would leave it in a folder."""
     every = {**groups, **({} if api is None else {"api": {api: name}})}

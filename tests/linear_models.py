@@ -25,12 +25,7 @@ LINEAR_FAMILIES = ("gpt2", "gpt2, untied", "qwen3_moe", "mixtral", "gpt_oss")
 NUM_EXPERTS = 4
 CONTEXT = 96
 
-_TOKENS = {
-    "vocab_size": VOCABULARY,
-    "pad_token_id": PAD,
-    "eos_token_id": EOS,
-    "bos_token_id": BOS,
-}
+_TOKENS = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": BOS}
 _SIZES = _TOKENS | {
     "hidden_size": 64,
     "num_hidden_layers": 2,

@@ -100,11 +100,7 @@ class Programs:
         return code
 
     def run(
-        self,
-        *arguments: object,
-        cwd: Path,
-        stdin: str = "",
-        environment: Mapping[str, str] = {},
+        self, *arguments: object, cwd: Path, stdin: str = "", environment: Mapping[str, str] = {}
     ) -> subprocess.CompletedProcess[str]:
         """Run a program to its end."""
         files = [os.memfd_create(name) for name in ("stdin", "stdout", "stderr")]

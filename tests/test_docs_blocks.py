@@ -73,7 +73,7 @@ SET_UP = {
     "CONTRIBUTING.md": "import chz\n"
     "from es_cookbook.common.cli import run_cli\n"
     "from es_cookbook.common.names import Names\n"
-    "from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder\n",
+    "from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder\n"
 }
 """Page -> imports that its blocks leave out, because all they show is a shape."""
 

@@ -115,10 +115,7 @@ def test_a_misspelt_command_is_one_sentence_with_the_nearest_and_code_2(
     )
 
 
-PRINTING = (
-    ("es_cookbook", "--help"),
-    ("es_cookbook", "show", str(RUNS[0])),
-)
+PRINTING = (("es_cookbook", "--help"), ("es_cookbook", "show", str(RUNS[0])))
 """Programs that print something and end."""
 
 

@@ -112,11 +112,7 @@ def test_a_trusted_script_may_import_its_neighbours(
     ("name", "text", "said"),
     [
         ("fails_at_once.py", "1 / 0", "cannot be imported: division by zero"),
-        (
-            "trains.py",
-            "from es_cookbook import run; run(None)",
-            "put that behind `if __name",
-        ),
+        ("trains.py", "from es_cookbook import run; run(None)", "put that behind `if __name"),
         ("has_a_cli.py", RUNS, "it starts to work when it is imported"),
         ("has_no_such_class.py", "", "has nothing called Problems"),
     ],

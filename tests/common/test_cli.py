@@ -226,10 +226,7 @@ def test_ctrl_c_in_a_real_process_is_130_without_a_traceback() -> None:
         "run_cli(lambda config: asyncio.run(work(config)), Config)\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "working\n"
@@ -262,9 +259,7 @@ def test_a_run_needs_no_option_name_and_keeps_the_order_in_which_it_is_typed() -
     assert several == [OfSeveralRuns(log_path=("b", "a", "c", "d"))]
 
 
-def test_two_paths_for_a_command_of_one_run_are_refused(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_two_paths_for_a_command_of_one_run_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run_cli(print, OfRuns, ["a", "b"])
     assert capsys.readouterr().err == "log_path is one path here, found a and b\n"

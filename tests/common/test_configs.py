@@ -74,16 +74,7 @@ def test_a_nested_config_is_rebuilt_with_its_classes_and_values() -> None:
     config = Whole(
         part=Small(size=7),
         other=Large(weight=0.1),
-        values=(
-            1,
-            0.1,
-            "ü",
-            None,
-            True,
-            Path("a/b"),
-            ("x", [1, 2]),
-            {"k": 1},
-        ),
+        values=(1, 0.1, "ü", None, True, Path("a/b"), ("x", [1, 2]), {"k": 1}),
     )
     rebuilt = config_from_json(config_to_json(config), TRUST)
     assert rebuilt == config
@@ -211,10 +202,7 @@ def test_a_class_that_fits_the_field_is_taken() -> None:
         (written("Large", wieght=1), "no field 'wieght': did you mean 'weight'"),
         (written("Large", weight=-1), "config: weight must be 0 or more"),
         (written("Large", **{"$format": 2}), "it has format version 2, and this es_cookbook reads"),
-        (
-            written("Whole", part={"$format": 1}),
-            r"config.part: '\$format' is not how a config is",
-        ),
+        (written("Whole", part={"$format": 1}), r"config.part: '\$format' is not how a config is"),
         ('{"$pickle": "gASV"}', r"'\$pickle' is not how a config is written"),
         ('{"$import": "sys:exit"}', "a class or a function itself may stand only where"),
         (written("Large", weight="1"), "config.weight must be float, found '1'"),
@@ -222,10 +210,7 @@ def test_a_class_that_fits_the_field_is_taken() -> None:
             written("Whole", part={"$class": f"{__name__}:Whole"}),
             "config.part must be Part, found Whole",
         ),
-        (
-            graded_by("$partial", "graded"),
-            r"config.grade: '\$partial' is not how a config is",
-        ),
+        (graded_by("$partial", "graded"), r"config.grade: '\$partial' is not how a config is"),
         (written("Holder", optimizer=HUB), r"config.optimizer must be OptimizerBuilder \| "),
         (written("Holder", trackers={"$tuple": [EXPORT]}), r"must be tuple\[Tracker"),
         (written("Holder", reward=LOAD), "es_cookbook's own;"),

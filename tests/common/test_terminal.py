@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.common.terminal import (
-    GIB,
-    one_line,
-    printable,
-    show_bytes,
-)
+from es_cookbook.common.terminal import GIB, one_line, printable, show_bytes
 
 TEXTS = st.text(st.characters(exclude_categories=()))  # Surrogates and control characters too.
 

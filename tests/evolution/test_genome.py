@@ -47,10 +47,7 @@ def test_offsets_come_back_to_the_bit(values: list[float]) -> None:
 @pytest.mark.parametrize(
     ("plain", "said"),
     [
-        (
-            {"kind": "sgd"},
-            "kind must be one of adam, muon, offsets, error_feedback",
-        ),
+        ({"kind": "sgd"}, "kind must be one of adam, muon, offsets, error_feedback"),
         ({"kind": "muon", "scale": 0.5}, "has the fields scale, iterations"),
         ({"kind": "muon", "scale": "0.5", "iterations": 5}, "scale must be <class"),
         ({"kind": "muon", "scale": 0.5, "iterations": 10**12}, "iterations 1 to 100"),

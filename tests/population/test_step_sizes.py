@@ -175,9 +175,7 @@ class SlowEngine(FakeEngine):
 
 
 async def found_slowly(
-    engine: SlowEngine,
-    monkeypatch: pytest.MonkeyPatch,
-    num_problems: int = 4,
+    engine: SlowEngine, monkeypatch: pytest.MonkeyPatch, num_problems: int = 4
 ) -> FoundSigma:
     """Of four answers; each takes 6 tokens to read, and 40 seconds are there for all."""
     for module in (step_sizes, centre_answers):

@@ -14,12 +14,7 @@ import chz
 import pytest
 
 from es_cookbook.common.configs import load_config
-from es_cookbook.common.errors import (
-    ConfigError,
-    HistoryError,
-    ModelError,
-    RunDirectoryError,
-)
+from es_cookbook.common.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import ES

@@ -23,12 +23,7 @@ from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.evaluate import attempt, summary
 from es_cookbook.population.results import Results, check_same_problems, problem_names, results_of
 from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_attempted
-from es_cookbook.rl.types import (
-    EnvGroupBuilder,
-    LostRollout,
-    Trajectory,
-    TrajectoryGroup,
-)
+from es_cookbook.rl.types import EnvGroupBuilder, LostRollout, Trajectory, TrajectoryGroup
 from es_cookbook.runs.config import RunConfig, closing
 from es_cookbook.runs.directory.directory import read_trained_on
 from es_cookbook.runs.history.store import header_of

@@ -61,8 +61,7 @@ class GenerateConfig:
     completion_field: str = chz.field(default="completion", doc="output field for the answer")
     concurrency: int = chz.field(default=32, doc="maximum number of concurrent questions")
     via: Literal["openai", "distilabel"] = chz.field(
-        default="openai",
-        doc="what sends the questions: this process, or a distilabel pipeline",
+        default="openai", doc="what sends the questions: this process, or a distilabel pipeline"
     )
 
     @chz.validate

@@ -28,13 +28,7 @@ from pathlib import Path
 import anyio
 
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.errors import (
-    ConfigError,
-    DataError,
-    ServerError,
-    leaves,
-    not_installed,
-)
+from es_cookbook.common.errors import ConfigError, DataError, ServerError, leaves, not_installed
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import one_line, plural, say
 from es_cookbook.plugins.generate.asking import HOW, GenerateConfig, Outcome, Question, answer_to

@@ -370,8 +370,7 @@ def _with_its_tokens(
     if added:
         text = [added[name][0] if name in added else name for name in ("bos", "$A", "eos")]
         tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-            single=[each for each in text if each not in ends],
-            special_tokens=[*added.values()],
+            single=[each for each in text if each not in ends], special_tokens=[*added.values()]
         )
     return tokenizer
 

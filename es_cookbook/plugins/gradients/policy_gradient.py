@@ -59,14 +59,7 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine
 from es_cookbook.plugins.gradients.gradient_config import GradientConfig
 from es_cookbook.rl.messages.message_env import told_gold
-from es_cookbook.rl.objectives import (
-    OBJECTIVE_NAMES,
-    SOLVED,
-    Mean,
-    PassAtK,
-    outcomes,
-    pass_at_k,
-)
+from es_cookbook.rl.objectives import OBJECTIVE_NAMES, SOLVED, Mean, PassAtK, outcomes, pass_at_k
 from es_cookbook.rl.problem_env import with_gold
 from es_cookbook.rl.rollouts import Example, readings_of, rollout_metrics, sequences_of
 from es_cookbook.rl.surrogate import group_weights

@@ -21,12 +21,7 @@ from typing import Any, TypeAlias, cast
 
 from es_cookbook.common.errors import DataError, HubError, first_line
 from es_cookbook.plugins.hub.client import FIRST_SECONDS, asking
-from es_cookbook.rl.data.files import (
-    FILE_TYPES,
-    UNREADABLE,
-    file_rows,
-    reading,
-)
+from es_cookbook.rl.data.files import FILE_TYPES, UNREADABLE, file_rows, reading
 from es_cookbook.rl.data.rows import Row, shown
 from es_cookbook.rl.data.sources import NamedSet
 

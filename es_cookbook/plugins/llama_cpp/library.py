@@ -68,10 +68,7 @@ class ContextParams(ctypes.Structure):
 class Batch(ctypes.Structure):
     """Tokens of one call, each with its position, its sequence, and whether it has an output."""
 
-    _fields_ = (
-        ("n_tokens", _Int),
-        *_fields(Pointer, "token embd pos n_seq_id seq_id logits"),
-    )
+    _fields_ = (("n_tokens", _Int), *_fields(Pointer, "token embd pos n_seq_id seq_id logits"))
 
 
 class InitParams(ctypes.Structure):

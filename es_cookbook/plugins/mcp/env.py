@@ -94,12 +94,7 @@ class RowEnv(MCPEnv):
     """
 
     def __init__(
-        self,
-        chat: Chat,
-        question: str,
-        reward: RewardFunction,
-        row: Row,
-        full_reward: float | None,
+        self, chat: Chat, question: str, reward: RewardFunction, row: Row, full_reward: float | None
     ) -> None:
         super().__init__(chat)
         self._question, self._reward, self._row = question, reward, row

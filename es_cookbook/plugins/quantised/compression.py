@@ -105,9 +105,7 @@ def _layers(
 
 
 def _compress(
-    model: PreTrainedModel,
-    layers: Mapping[str, nn.Linear],
-    arguments: "QuantizationArgs",
+    model: PreTrainedModel, layers: Mapping[str, nn.Linear], arguments: "QuantizationArgs"
 ) -> "ModelCompressor":
     """Replace the layers' weights, in place, by codes and scales."""
     from compressed_tensors.compressors import ModelCompressor

@@ -13,10 +13,7 @@ from typing_extensions import override
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import noise_range, uniform_range
-from es_cookbook.evolution.spaces.base import (
-    ParameterInfo,
-    SearchSpaceBuilder,
-)
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.factors import ReadAdapter
 from es_cookbook.evolution.spaces.full_rank import DenseSpace, FullRankSpace
 

@@ -228,10 +228,7 @@ def test_lost_rollouts_are_counted_and_named() -> None:
         (["model_name=model"], "recipe=... says which problems are attempted ("),
         (["log_path=fake", "attempts=4", "temperature=0"], "attempts=4 would all be alike, since"),
         (["log_path=fake", "sampling.temperature=1"], "sampling.temperature is temperature=..."),
-        (
-            ["log_path=fake", "optimizer.sigma=1"],
-            "of the options of a run an evaluation",
-        ),
+        (["log_path=fake", "optimizer.sigma=1"], "of the options of a run an evaluation"),
         (["log_path=fake", "generatoin=1"], "unknown option 'generatoin'; did you mean 'genera"),
         (["log_path=fake", "output=a.txt"], "output must be a .json file, found 'a.txt'"),
         (["log_path=fake", "metric=corect"], "metric must be one that the Envs report"),

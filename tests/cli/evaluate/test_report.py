@@ -13,11 +13,7 @@ from es_cookbook.rl.types import SamplingParams
 from tests.tiny_run import TinyConfig
 
 CONFIG = TinyConfig(
-    model_name="",
-    log_path="",
-    sampling=SamplingParams(max_tokens=1),
-    eval_temperature=0.5,
-    seed=3,
+    model_name="", log_path="", sampling=SamplingParams(max_tokens=1), eval_temperature=0.5, seed=3
 )
 SETTING = Setting("countdown", CONFIG, "test")
 

@@ -341,9 +341,7 @@ def test_wrong_options_are_refused(fields: dict[str, Any], sentence: str) -> Non
     assert str(caught.value) == sentence
 
 
-async def test_without_ray_the_error_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(ConfigError) as caught:
         await RayPoolBuilder()(model_name=".", search_space=LowRank())

@@ -12,10 +12,7 @@ from es_cookbook.evolution.fitness import ZScore
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import Partitions, partition_of
 from es_cookbook.evolution.optimizers.adam import Adam, RMSProp
-from es_cookbook.evolution.optimizers.base import (
-    Optimizer,
-    mirrored,
-)
+from es_cookbook.evolution.optimizers.base import Optimizer, mirrored
 from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma, merged, step_length
 from es_cookbook.evolution.optimizers.momentum import ClipUp, Muon
 from es_cookbook.evolution.schedules import Cosine, Linear, Table

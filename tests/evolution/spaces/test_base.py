@@ -5,10 +5,7 @@ import torch
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Term
-from es_cookbook.evolution.spaces.base import (
-    ParameterInfo,
-    SearchSpaceBuilder,
-)
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 

@@ -9,13 +9,7 @@ import torch
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Term
-from es_cookbook.evolution.noise import (
-    SEEDS_OF_PARTITION,
-    Part,
-    Partitions,
-    noise,
-    partition_seed,
-)
+from es_cookbook.evolution.noise import SEEDS_OF_PARTITION, Part, Partitions, noise, partition_seed
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import (
     ParameterInfo,

@@ -156,11 +156,7 @@ def test_a_server_says_itself_when_to_ask_again(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("reply", "said", "asked"),
-    [
-        (CUT, "6 x RemoteProtocolError: ", 18),
-        (400, "6 x HTTP 400", 6),
-    ],
+    ("reply", "said", "asked"), [(CUT, "6 x RemoteProtocolError: ", 18), (400, "6 x HTTP 400", 6)]
 )
 def test_what_stays_without_an_answer_is_counted_by_its_reason(
     reply: object, said: str, asked: int

@@ -117,11 +117,7 @@ def test_in_a_chat_the_cue_is_a_users_turn() -> None:
     answer = Action((*tokenizer.encode("yes"), end), "yes", "stop")
     after = second_prompt(tokenizer, "again")
     seen = after(turn(answer, Observation(tuple(prompt_T))))
-    chat = [
-        *user,
-        {"role": "assistant", "content": "yes"},
-        {"role": "user", "content": "again"},
-    ]
+    chat = [*user, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "again"}]
     whole = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     assert tokenizer.decode(list(seen.tokens_T)) == whole
     plain = after(turn(answer, Observation(tuple(tokenizer.encode("hello")))))

@@ -175,10 +175,7 @@ async def test_a_push_that_the_hub_would_refuse_ends_the_run_before_a_model_is_l
 
 @pytest.mark.parametrize("trouble", ["hangs", "fails", "is not there"])
 def test_a_hub_that_is_out_of_reach_at_the_start_is_a_warning(
-    hub: HubServer,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    trouble: str,
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, trouble: str
 ) -> None:
     if trouble == "hangs":
         hub.hang = 600

@@ -94,10 +94,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
 
 @pytest.mark.parametrize("genome", ["centre", "base", "1"])
 async def test_a_run_is_evaluated_and_answers_as_it_does_elsewhere(
-    genome: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    genome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import anyio
     from inspect_ai.log import list_eval_logs, read_eval_log

@@ -170,9 +170,7 @@ async def test_a_genome_scores_its_own_thought(engine: Engine) -> None:
     assert all(abs(reward - base) > 1e-3 for reward in rewards_G)
 
 
-async def test_the_group_reward_subtracts_the_log_probability_of_the_base(
-    engine: Engine,
-) -> None:
+async def test_the_group_reward_subtracts_the_log_probability_of_the_base(engine: Engine) -> None:
     group = await rollouts(engine, problem(), genomes(2))
     assert group.group_rewards_G_K is not None
     thought_T = (await rollouts(engine, problem())).trajectories_G_K[0][0]

@@ -117,10 +117,7 @@ def wait_until(until: Callable[[], bool], seconds: float = 60) -> None:
     ("words", "said"),
     [
         (["program=no-such-program x"], "'no-such-program' is neither a program of PATH nor"),
-        (
-            ["program=./agent.sh"],
-            "'./agent.sh' is neither a program of PATH nor",
-        ),
+        (["program=./agent.sh"], "'./agent.sh' is neither a program of PATH nor"),
         (["program=sh 'agent.sh"], "No closing quotation"),
         (["program=sh agent.sh", "reward=wrong.py:three"], "cannot be called as a reward is"),
         (["program=sh agent.sh", "reward=number"], "questions.jsonl, line"),

@@ -23,11 +23,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize(
     "how",
-    [
-        {"group_size": 16},
-        {"group_size": 16, "symmetric": False},
-        {"bits": 8, "group_size": None},
-    ],
+    [{"group_size": 16}, {"group_size": 16, "symmetric": False}, {"bits": 8, "group_size": None}],
     ids=str,
 )
 def test_a_weight_is_the_nearest_multiple_of_its_groups_scale(

@@ -91,9 +91,7 @@ def wait_for_rows(path: Path, count: int) -> list[dict[str, str]]:
         time.sleep(0.1)
 
 
-def test_offline_runs_lie_in_the_run_directory_and_resume_under_the_same_id(
-    tmp_path: Path,
-) -> None:
+def test_offline_runs_lie_in_the_run_directory_and_resume_under_the_same_id(tmp_path: Path) -> None:
     path = tmp_path / "my run"
     path.mkdir()
     for first, values in ((0, (0.25, 0.5)), (2, (0.75,))):

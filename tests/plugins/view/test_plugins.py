@@ -39,8 +39,7 @@ def test_one_name_of_two_distributions_is_refused_when_it_is_asked_for(register:
 
 
 @pytest.mark.parametrize(
-    ("api", "said"),
-    [("2", "version 2 of the interface"), (None, "no version of the interface")],
+    ("api", "said"), [("2", "version 2 of the interface"), (None, "no version of the interface")]
 )
 def test_one_of_another_interface_is_refused(
     register: Register, api: str | None, said: str

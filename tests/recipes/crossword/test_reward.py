@@ -11,13 +11,7 @@ def shaped(text: str, solution: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("text", "form"),
-    [
-        ("Don’t", "DONT"),
-        ("ﬁne", "FINE"),
-        ("Straße", "STRASSE"),
-        ("7 up!", "UP"),
-    ],
+    ("text", "form"), [("Don’t", "DONT"), ("ﬁne", "FINE"), ("Straße", "STRASSE"), ("7 up!", "UP")]
 )
 def test_canonical_form(text: str, form: str) -> None:
     assert canonical(text) == form

@@ -94,9 +94,7 @@ def _too_long(_: int, __: FrameType | None) -> None:
 
 
 @pytest.mark.timeout(0)  # It has an alarm of its own.
-def test_what_stands_in_the_place_of_a_runs_file_is_a_sentence(
-    tmp_path: Path,
-) -> None:
+def test_what_stands_in_the_place_of_a_runs_file_is_a_sentence(tmp_path: Path) -> None:
     original = {name: (RUNS[0] / name).read_bytes() for name in FILES_OF_RUNS}
     for command in COMMANDS:  # A good run, for what is imported and kept.
         command(_make_run(tmp_path, original, "nothing", "missing"), original)
