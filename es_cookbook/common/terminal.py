@@ -185,6 +185,17 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([lines[0], f"|{'---|' * len(head)}", *lines[1:]])
 
 
+def cut(text: str, limit: int) -> str:
+    """Return the beginning of a longer text, with the number of missing characters.
+
+    >>> cut("abcdef", 4)
+    'abcd [2 more characters]'
+    """
+    if len(text) <= limit:
+        return text
+    return f"{text[:limit]} [{len(text) - limit} more characters]"
+
+
 def plural(count: int, noun: str) -> str:
     """Return a count with its noun.
 

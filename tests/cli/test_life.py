@@ -133,7 +133,7 @@ KINDS = {
     "rewound, and its previous state (`rewound/1`)": Kind(changed(of="rewound/rewound/1")),
     "from a script": Kind(
         changed(of="scripted"),
-        said={"": "if it is a script that you trust, add trust=path/to/life_"},
+        said={"": "or trust=path/to/life_"},
     ),
     "from a script, with `trust=`": Kind(changed(of="scripted"), {"": "trust=tests,{script}"}),
     "from another engine, with `engine=`": Kind(

@@ -144,7 +144,7 @@ GENERATED = {
     "arithmetic": "62269250e28255c5",
     "calculator": "cda4b24a0d5f4b43",
     "chat": "2fabad22c6f586d4",
-    "knows": "aea6ce76c1e62272",
+    "knows": "0771ff7d93f2d52d",
     "code": "e1aec9494c42df5e",
     "countdown": "0769c4d55200d7eb",
     "guess_number": "5a436b7a50241d16",

@@ -24,6 +24,7 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.plugins.objectives.length import LengthPenalty
 from es_cookbook.plugins.objectives.weighted import Gdpo, RewardSchedule
 from es_cookbook.population.step_sizes import DRIFT, options_of
+from es_cookbook.recipes.knows.objective import Balanced
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES, MaxOfK, Mean, Objective, Outcomes, PassAtK
 from es_cookbook.runs.config import Config
 from tests.families import sampled
@@ -79,6 +80,7 @@ OBJECTIVES: dict[str, Objective] = {
     "length_penalty": LengthPenalty(limit=20),
     "gdpo": Gdpo(weights=(1.0, 0.5)),
     "reward_schedule": RewardSchedule(over=20),
+    "balanced": Balanced(),
 }
 ROUNDS = 40
 
@@ -106,7 +108,8 @@ def drift(name: str, fitness: str, objective: str, genomes: int) -> float:
         right, formed = ((difficulty_P > rng.random(shape).T).T.astype(float) for _ in range(2))
         tokens = rng.integers(1, 100, shape).astype(float)
         metrics = {"correct": right, "format": formed}
-        outcomes = Outcomes(right, tokens, metrics, generation)
+        rewards = formed if objective == "balanced" else right  # Of right answers, all would be 1.
+        outcomes = Outcomes(rewards, tokens, metrics, generation)
         scores_P_G = OBJECTIVES[objective](outcomes)
         step = optimizer.tell(generation, genomes_G, None, config.fitness(scores_P_G))
         centre.apply(step)

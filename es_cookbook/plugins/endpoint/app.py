@@ -226,11 +226,15 @@ class _Stream(Response, Generic[RequestT]):
                 tasks.cancel_scope.cancel()
 
     async def _run(self, told: MemoryObjectSendStream[Piece | RefusedRequest]) -> None:
+        def tell(piece: Piece | RefusedRequest) -> None:
+            with contextlib.suppress(anyio.BrokenResourceError):  # The client is gone.
+                told.send_nowait(piece)
+
         with told:
             try:
-                await self._work.run(told.send_nowait)
+                await self._work.run(tell)
             except Exception as error:
-                told.send_nowait(_refusal(error))
+                tell(_refusal(error))
 
     async def _body_of(
         self, pieces: MemoryObjectReceiveStream[Piece | RefusedRequest]

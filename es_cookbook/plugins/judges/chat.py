@@ -9,6 +9,7 @@ counts as silent. At most `MOST_BYTES` of a reply are read, and it is never deco
 few kilobytes could become gigabytes. Redirects are not followed.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -16,7 +17,9 @@ import os
 import re
 import reprlib
 from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
 from http.client import responses
+from time import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import anyio
@@ -191,5 +194,9 @@ def _brief(text: str) -> str:
 
 
 def _retry_after(header: str) -> float:
-    """Return the seconds that a `Retry-After` header asks for; 0 for anything else."""
-    return float(header) if re.fullmatch(r"[0-9]{1,6}(?:\.[0-9]+)?", header.strip()) else 0.0
+    """Return the seconds that a `Retry-After` header asks for, as a number or a time; else 0."""
+    with contextlib.suppress(ValueError):
+        return max(0.0, float(header))
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time())
+    return 0.0

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from es_cookbook.common.errors import ConfigError, EnvError
-from es_cookbook.common.terminal import one_line
+from es_cookbook.common.terminal import cut, one_line
 from es_cookbook.rl.messages.message import DEEPEST, is_deeper
-from es_cookbook.rl.messages.tools import Result, Schema, ToolSchema, cut, failed
+from es_cookbook.rl.messages.tools import Result, Schema, ToolSchema, failed
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult

@@ -28,10 +28,10 @@ from mcp.types import Tool as Described
 from pydantic import ValidationError
 
 from es_cookbook.common.errors import EnvError, leaves
-from es_cookbook.common.terminal import one_line
+from es_cookbook.common.terminal import cut, one_line
 from es_cookbook.plugins.mcp.servers import MOST_TOOLS, MCPTool, Server, checked_tools, to_result
 from es_cookbook.plugins.mcp.transports import http, stdio
-from es_cookbook.rl.messages.tools import Result, cut, failed
+from es_cookbook.rl.messages.tools import Result, failed
 
 _SECONDS_TO_END = 3.0
 """Time for the process, or a session over HTTP, to end."""

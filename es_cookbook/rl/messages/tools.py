@@ -35,6 +35,7 @@ import anyio
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, did_you_mean, with_class
+from es_cookbook.common.terminal import cut
 from es_cookbook.rl.grading.workers import in_worker
 from es_cookbook.rl.messages.message import ToolCall
 
@@ -204,17 +205,6 @@ def failed(what: str) -> Result:
 
 def _as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def cut(text: str, limit: int) -> str:
-    """Return the beginning of a longer text, with the number of missing characters.
-
-    >>> cut("abcdef", 4)
-    'abcd [2 more characters]'
-    """
-    if len(text) <= limit:
-        return text
-    return f"{text[:limit]} [{len(text) - limit} more characters]"
 
 
 _LONGEST_REASON = 160

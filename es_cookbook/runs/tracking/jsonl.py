@@ -14,8 +14,7 @@ from typing import cast
 import chz
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.terminal import plural
-from es_cookbook.rl.messages.tools import cut
+from es_cookbook.common.terminal import cut, plural
 from es_cookbook.rl.rollouts import REPORTED
 from es_cookbook.rl.types import Logs, LostRollout, TrajectoryGroup
 from es_cookbook.runs.directory.directory import METRICS, ROLLOUTS, read_metrics

@@ -331,7 +331,7 @@ async def test_closing_ends_requests_in_flight_and_twice_is_harmless() -> None:
         ),
         (
             {"engine": RayPoolBuilder()},
-            "engine.engine must be an engine, not a pool again; accepted: torch, vllm",
+            "engine.engine must be an engine, not a pool again; accepted: llama_cpp, torch, vllm",
         ),
     ],
 )
