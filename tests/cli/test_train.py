@@ -56,6 +56,7 @@ def test_a_new_task_runs_and_its_directory_is_enough_to_go_on_and_play(here: Pat
     )  # No spaces.
 
 
+@pytest.mark.slow
 def test_chosen_sizes_fit_into_the_minutes_and_can_be_pasted(here: Path) -> None:
     few = ["minutes=0.05", "optimizer.sigma=0.01", "optimizer.learning_rate=0.01"]
     options = [*line_of_the_page(), "model_name=model", *few]

@@ -82,6 +82,7 @@ def prompt(i: int) -> tuple[int, ...]:
     return (5, 9, 3, *(20 + i * k % 200 for k in range(i % 7)))
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma3"])
 def test_genomes_score_as_on_the_torch_engine(kind: str, tmp_path: Path) -> None:
     """Rows of queries and keys stand in another order in files of Llama."""

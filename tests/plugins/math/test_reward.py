@@ -95,6 +95,7 @@ async def test_math_verify_itself(text: str, answer: str, score: float) -> None:
     assert (await grade(text, answer, timeout=10)).reward == score
 
 
+@pytest.mark.slow
 async def test_math_verify_itself_with_a_tower_of_powers_is_over_in_time() -> None:
     pytest.importorskip("math_verify", reason="math-verify is not installed")
     assert (await grade(r"\boxed{9^{9^{9^9}}}", "42", timeout=2)).reward == 0.0

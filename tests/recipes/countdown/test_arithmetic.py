@@ -41,6 +41,7 @@ def _extend(children: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expres
 expressions = st.recursive(numbers, _extend, max_leaves=8)
 
 
+@pytest.mark.slow
 @given(expressions)
 def test_value_and_numbers_agree_with_fractions(expression: Expression) -> None:
     text, value, used = expression
