@@ -52,7 +52,7 @@ class FullRank(SearchSpaceBuilder):
 
 
 class DenseSpace(SearchSpace):
-    """Any parameters, each element changed by a function of its own noise (`change`)."""
+    """Any parameters, each element changed by a function of the noise (`change`)."""
 
     @abstractmethod
     def change(

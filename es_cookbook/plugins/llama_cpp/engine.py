@@ -1,6 +1,6 @@
 """The engine on llama.cpp: samples and trains a GGUF file as it is, quantised, on CPU or GPU.
 
-The file is mapped once, in a process of its own (`child`). Genomes are LoRA adapters: their factors
+The file is mapped once, in a separate process (`child`). Genomes are LoRA adapters: their factors
 are made here from seeds, by the same noise and exact arithmetic as for all engines, and written
 over the tensors of one loaded adapter. One genome answers at a time, all of its requests in one
 batch; a common prefix of prompts is computed once.
