@@ -170,7 +170,7 @@ class Session:
         return self._library.decode(context, Batch(len(tokens), *pointers))
 
     def _places_of_tensors(self) -> Mapping[str, int]:
-        """The adapter's tensors, as operands of the products of one pass."""
+        """Return the adapter's tensors: operands of the products of one pass."""
         offset, places = self._offset_of_sources(), dict[str, int]()
         name_of = self._library.function("ggml_get_name")
 
@@ -188,7 +188,7 @@ class Session:
         return places
 
     def _offset_of_sources(self) -> int:
-        """Where a tensor has the pointers to its operands: found in a product of two."""
+        """Return where a tensor has the pointers to its operands, as found in a product of two."""
         new, product = map(self._library.function, ("ggml_new_tensor_2d", "ggml_mul_mat"))
         context = self._library.function("ggml_init")(InitParams(2**16, None, True))
         operands = new(context, 0, 4, 4), new(context, 0, 4, 4)

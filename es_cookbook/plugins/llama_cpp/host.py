@@ -182,7 +182,7 @@ class LlamaCppEngine(Engine):
 
     @override
     def stats(self) -> Mapping[str, float]:
-        """Counters: `tokens` sampled, `requests` taken, and tokens of their prompts.
+        """Return counters: `tokens` sampled, `requests` taken, and tokens of their prompts.
 
         `prefilled_tokens` of those were run, and `cached_tokens` were cached. `load_seconds` were
         spent on writing genomes' factors.
@@ -190,7 +190,7 @@ class LlamaCppEngine(Engine):
         return dict(self._counters)
 
     def memory(self, length: int) -> dict[str, int]:
-        """Bytes with requests of so many tokens, besides the file."""
+        """Return the bytes that requests of so many tokens take, besides the file."""
         rows, model = len(self._rows), self._model
         cells = min(self._most_cells, rows * length)
         return {
@@ -365,7 +365,7 @@ class LlamaCppEngine(Engine):
         self._counters["tokens"] += len(works)
 
     def _answer(self, work: Work, is_over: bool) -> Answer | None:
-        """The result of a request that has ended, or None."""
+        """Return the result of a request that has ended, or None."""
         if isinstance(work.request, LogprobsRequest):
             return work.found if is_over else None
         observation, token = work.request.observation, work.sampled[-1]
@@ -385,6 +385,7 @@ class LlamaCppEngine(Engine):
             failure.__cause__ = error
             self._lose(failure)
             return
+        self._usage.closed = True  # Nothing would answer later requests.
         self._ending = asyncio.ensure_future(self._say_how(process))
 
     async def _say_how(self, process: LlamaProcess) -> None:

@@ -141,9 +141,8 @@ class Library:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return self.function(f"{_PREFIX}{name}")
 
-    @functools.cache  # noqa: B019 - there is one library
     def function(self, name: str) -> Callable[..., Any]:
-        """A function of the library, by its whole name."""
+        """Return a function of the library, by its whole name."""
         found = getattr(self._loaded, name)
         found.restype, *found.argtypes = _SIGNATURES[name]
         return found
@@ -169,7 +168,7 @@ def open_library() -> Library:
 
 
 def library_path() -> Path | None:
-    """The library's file; None if the package is not installed."""
+    """Return the library's file; None if the package is not installed."""
     spec = importlib.util.find_spec(PACKAGE)
     folders = [] if spec is None else [*(spec.submodule_search_locations or [])]
     names = (f"{PACKAGE}*.so", f"{PACKAGE}*.pyd")

@@ -81,7 +81,7 @@ class LlamaProcess:
         return reply
 
     async def failure(self) -> EngineError:
-        """The error of a process that has ended, with the last lines that it wrote."""
+        """Return the error of a process that has ended, with the last lines that it wrote."""
         await self._process.wait()
         return EngineError(f"llama.cpp's process {self._process.how()}")
 

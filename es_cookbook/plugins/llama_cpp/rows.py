@@ -77,7 +77,7 @@ class Row:
     is_begun: bool = False
 
     def wants_output(self, place: int) -> bool:
-        """Whether the logits behind the token at this position are needed."""
+        """Return whether the logits behind the token at this position are needed."""
         assert self.work is not None
         return place >= self.work.num_prompt - 1
 
@@ -144,7 +144,7 @@ def next_pass(rows: Sequence[Row], most_tokens: int, most_outputs: int) -> Pass:
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """The number of first tokens that are the same.
+    """Return the number of first tokens that are the same.
 
     >>> common_prefix([1, 2, 3], [1, 2, 4])
     2

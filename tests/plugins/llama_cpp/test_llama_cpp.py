@@ -219,6 +219,8 @@ def test_a_process_that_ends_is_said_in_one_sentence(file: Path) -> None:
         process.kill()
         with pytest.raises(EngineError, match=r"llama\.cpp's process was ended by SIGKILL"):
             running.sample([request("base", prompt(1))])
+        with pytest.raises(EngineError, match="closed"):
+            running.sample([request("base", prompt(1))])
 
 
 def work(*tokens: int, limit: int = 4) -> Work:
