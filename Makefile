@@ -125,7 +125,7 @@ $(VENV)/.installed-gguf: $(VENV)/.installed
 	touch $@
 
 $(VENV)/.installed-llama-cpp: $(VENV)/.installed
-	$(PIP_INSTALL) --editable ".[llama_cpp]"
+	$(PIP_INSTALL) --editable ".[llama-cpp]"
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

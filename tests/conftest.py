@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import logging
 import os
 import signal
 import sys
@@ -141,10 +142,16 @@ def quick_python(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def same_sys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undo what runs leave: `sys.exit` of wandb, and the folder of a trusted script on the path."""
+def same_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what runs leave: wandb's `sys.exit`, folders of trusted scripts, distilabel's log level.
+
+    With that of the root logger each request of a later test would be a message in its log.
+    """
     monkeypatch.setattr(sys, "exit", sys.exit)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    level = logging.root.level
+    yield
+    logging.root.setLevel(level)
 
 
 @pytest.fixture

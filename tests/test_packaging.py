@@ -45,11 +45,17 @@ def test_every_extra_that_users_are_told_of_exists() -> None:
         if path.suffix in (".md", ".py", ".ipynb", "")
         if path.is_file()
     ]
-    hints = re.findall(r"(?:es-cookbook|\.\./\.\.|'\.)\[([a-z,]+)\]", "\n".join(texts))
+    hints = re.findall(r"(?:es-cookbook|\.\./\.\.|'\.)\[([a-z,_-]+)\]", "\n".join(texts))
     named = {extra for hint in hints for extra in hint.split(",")}
     assert named <= PROJECT["optional-dependencies"].keys()
-    assert {"plots", "vllm", "sweep"} <= named
+    assert {"plots", "vllm", "sweep", "llama-cpp"} <= named
     assert not re.search(r"pip install [^\n&]*es-cookbook(?![\[\w])", "\n".join(texts))
+
+
+def test_names_of_extras_are_those_of_the_metadata() -> None:
+    """The pip that comes with Python 3.11 does not find `a_b`, which setuptools writes as `a-b`."""
+    for name in PROJECT["optional-dependencies"]:
+        assert name == re.sub(r"[-_.]+", "-", name).lower()
 
 
 def test_files_of_others_have_their_licence_in_the_wheel() -> None:

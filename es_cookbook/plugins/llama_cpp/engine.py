@@ -78,7 +78,7 @@ class LlamaCppEngineBuilder(EngineBuilder):
         if importlib.util.find_spec(PACKAGE) is None:
             raise ConfigError(
                 f"engine=llama_cpp needs {PACKAGE}, which is not installed: pip install "
-                "'es-cookbook[llama_cpp]'"
+                "'es-cookbook[llama-cpp]'"
             )
         if (file := gguf_file(model_name)) is None:
             raise ModelError(

@@ -160,7 +160,7 @@ def open_library() -> Library:
         Refused: It is not installed, cannot be loaded, or is of an unknown version.
     """
     if (path := library_path()) is None:
-        raise Refused(f"{PACKAGE} is not installed: pip install 'es-cookbook[llama_cpp]'")
+        raise Refused(f"{PACKAGE} is not installed: pip install 'es-cookbook[llama-cpp]'")
     try:
         return Library(ctypes.CDLL(str(path)))
     except OSError as error:
