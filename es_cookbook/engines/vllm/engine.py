@@ -192,7 +192,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
     ) -> "AsyncLLM":
         from es_cookbook.checkpoints.model_files import model_directory
         from es_cookbook.checkpoints.quantised import is_quantised
-        from es_cookbook.engines.vllm.memory import arguments_for_experts
+        from es_cookbook.engines.vllm.memory import arguments_for_experts, layers_with_slots
 
         # vLLM forks, and a process with threads must not be forked.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
@@ -232,10 +232,12 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
             "worker_extension_cls": "es_cookbook.engines.vllm.worker.GenomeWorker",
-            **({"enable_lora": True} | dict(slots) if slots else {}),
-            **arguments_for_experts(model, space, on_cpu),
+            **arguments_for_experts(model, on_cpu),
             **self.extra,
         }
+        if slots:
+            slots_of = {"enable_lora": True, "lora_target_modules": layers_with_slots(space)}
+            arguments = slots_of | dict(slots) | arguments
         known = AsyncEngineArgs.__dataclass_fields__
         for name in self.extra:
             if name not in known:

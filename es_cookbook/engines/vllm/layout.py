@@ -54,7 +54,7 @@ class Placement:
 
     def read(self) -> torch.Tensor:
         """Return the part as a new tensor (rows, columns) on the CPU, in its own dtype."""
-        return self.parameter[self.rows][:, self.columns].detach().cpu().clone()
+        return self.parameter[self.rows][:, self.columns].detach().to("cpu", copy=True)
 
     def write(self, values: torch.Tensor) -> None:
         """Write the part, cast to the parameter's dtype, in place: graphs hold pointers.
@@ -95,7 +95,7 @@ def find_placements(
     is_t = [info.transposed for info in infos]
     with _without_lora(model):
         probe = _Probe(model, infos, as_stored)
-        saved = [parameter.cpu().clone() for parameter in probe.parameters]
+        saved = [parameter.to("cpu", copy=True) for parameter in probe.parameters]
         try:
             probe.ask_where()
             names = probe.ask(0, lambda i, rows, columns: torch.full_like(rows, i))
@@ -109,8 +109,8 @@ def find_placements(
     found: dict[int, Placement] = {}
     for p, parameter in enumerate(probe.parameters):
         rows_here, columns_here = (
-            probe.rows_here[p].nonzero().flatten(),
-            probe.columns_here[p].nonzero().flatten(),
+            probe.rows_here[p].nonzero().flatten().cpu(),  # the answers are on the CPU
+            probe.columns_here[p].nonzero().flatten().cpu(),
         )
         for i in cast(list[int], names[p][rows_here].unique().tolist()):
             if infos[i].name not in wanted:
@@ -185,6 +185,8 @@ def _slices_of(module: torch.nn.Module, count: int) -> tuple[list[_Numbers], lis
 class _Probe:
     """Loads tensors whose elements encode their origin, and reads where they end up.
 
+    They are made on the model's device: a model of billions is loaded ten times over.
+
     Attributes:
         parameters: the model's, with two axes each; they share its memory.
         rows_here: rows of each that the loader fills.
@@ -237,8 +239,9 @@ class _Probe:
 
     def _load(self, value_of: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
         def tensor(i: int) -> torch.Tensor:
-            whole = Part.whole(self._infos[i].shape)
-            rows, columns = torch.arange(whole.rows[1])[:, None], torch.arange(whole.width)
+            whole, device = Part.whole(self._infos[i].shape), self.parameters[0].device
+            rows = torch.arange(whole.rows[1], device=device)[:, None]
+            columns = torch.arange(whole.width, device=device)
             values = value_of(i, rows, columns).to(torch.float32)
             return values.expand(whole.rows[1], whole.width).reshape(self._infos[i].shape)
 

@@ -216,13 +216,20 @@ def _more_slots(space: SearchSpace) -> int:
     return 1 if space.adapter is None else 2
 
 
-def arguments_for_experts(
-    model: PreTrainedModel, space: SearchSpace, on_cpu: bool
-) -> dict[str, object]:
-    """Return arguments for a model with fused experts: no slots for them, weights as loaded.
+def layers_with_slots(space: SearchSpace) -> list[str]:
+    """Return the names of the layers that need slots; vLLM would make them for all that it can.
 
-    vLLM makes slots of all that it can, and has kernels for experts' slots not everywhere; some of
-    its kernels for GPUs want experts' weights shuffled.
+    Slots of an output head that nothing perturbs would be multiplied for nothing, and vLLM's
+    Triton kernels for them cannot be trusted with log-probabilities of prompts, which they take
+    for one row of each request (vllm#51594, vllm#53842).
+    """
+    return sorted({name.removesuffix(".weight").rpartition(".")[2] for name in space.weights})
+
+
+def arguments_for_experts(model: PreTrainedModel, on_cpu: bool) -> dict[str, object]:
+    """Return arguments for a model with fused experts: their weights stay as loaded.
+
+    Some of vLLM's kernels for GPUs want them shuffled.
 
     Raises:
         ConfigError: vLLM's kernels for the CPU pack them and leave nothing to be moved.
@@ -233,8 +240,4 @@ def arguments_for_experts(
         raise ConfigError(
             "model_name: engine=vllm hosts no model with fused experts on the CPU; use engine=torch"
         )
-    layers = {name.removesuffix(".weight").rpartition(".")[2] for name in space.weights}
-    arguments: dict[str, object] = {"moe_backend": "triton"}
-    if not space.is_dense:
-        arguments["lora_target_modules"] = sorted(layers)
-    return arguments
+    return {"moe_backend": "triton"}
