@@ -1,14 +1,14 @@
 """A fair study of learning on a real chat model: evolution strategies beside gradients.
 
-    OMP_NUM_THREADS=2 python -m benchmarks.study sums             # or extraction, constraints, long
-    OMP_NUM_THREADS=2 python -m benchmarks.study sums group gold  # some contestants
-    OMP_NUM_THREADS=2 python -m benchmarks.study try es group     # minutes, to see that it runs
-    python -m benchmarks.study tables                             # docs/es_vs_grpo.md, from results
+    python -m benchmarks.study sums             # or extraction, constraints, long
+    python -m benchmarks.study sums group gold  # some contestants
+    python -m benchmarks.study try es group     # minutes, to see that it runs
+    python -m benchmarks.study tables           # docs/es_vs_grpo.md, from results
 
-The model is that of `make chat-model`. A task takes two to three hours of two idle cores. Each run
-is a separate process, and what is complete is never run again, so the same command goes on where it
-was interrupted. Runs lie in `build/study/<task>`, results and metrics in
-`benchmarks/results/study/<task>.json`, and all tables of the page are made from those files.
+The model is that of `make chat-model`. A task takes two to three hours of two cores. Each run is a
+separate process with one thread, one per core at a time, and what is complete is never run again,
+so the same command goes on where it was interrupted. Runs lie in `build/study/<task>`, results and
+metrics in `benchmarks/results/study/<task>.json`, and all tables of the page are made from those.
 
 **Questions.** Settings, the `LOSS` of `auto` and genomes × problems were chosen on folds 0 and 1 of
 the recipe. Trials are scored on `TUNING_FOLD`, results on `FOLD`, which chooses nothing.
@@ -22,9 +22,10 @@ first trial found.
 **Schedules.** There are none: all rates are constant. So a run's measurements are those of shorter
 runs with the same settings, and equal seconds and equal evaluations are read from the same curves,
 on the line between two measurements. One dependence on the length is left: α of `auto` follows from
-the number of generations, which is as many as take about two and a half minutes.
+the number of generations, which is as many as take about four minutes.
 
-**Costs.** Seconds are those of training and of the search for σ, without evaluations. An evaluation
+**Costs.** Seconds are processor seconds of training and of the search for σ, without evaluations:
+those of one idle core, whatever else the machine does. An evaluation
 is one genome that answers a question or reads an answer to it, or one answer of the centre or of a
 gradient's model. With `best` a genome reads answers to some of the questions only, and all count.
 Memory is the peak of a run's own process, less what it has after the imports that all have.
@@ -35,11 +36,13 @@ import importlib
 import json
 import math
 import multiprocessing
+import os
 import shutil
 import sys
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar, cast
 
@@ -48,6 +51,7 @@ import chz
 
 from benchmarks.harness import CHAT_MODEL, commit, machine
 from benchmarks.study_tables import CORRECT, RESULTS, Run, Task, Trials, rewrite, tables
+from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.options import built
 from es_cookbook.plugins.gradients.commands.compare_gradients import (
     AnyConfig,
@@ -58,7 +62,7 @@ from es_cookbook.plugins.gradients.commands.compare_gradients import (
 )
 from es_cookbook.plugins.sweep import batch_of
 from es_cookbook.rl.types import Metrics
-from es_cookbook.runs import choosing
+from es_cookbook.runs import choosing, recorder
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.directory import METRICS
 from es_cookbook.runs.files import replace_file
@@ -84,7 +88,7 @@ class Contestant:
     Attributes:
         like: the contestant of `compare-gradients` that it begins as.
         told: what it learns from.
-        generations: number in about two and a half minutes, of each of `TASKS`.
+        generations: number in about four minutes of a core, of each of `TASKS`.
         options: options that differ.
     """
 
@@ -291,6 +295,7 @@ def tune(
     trial: Callable[[str, float | None], tuple[float, float]],
     factors: Sequence[float] = FACTORS,
     longest: int = LONGEST_GRID,
+    workers: int = 1,
 ) -> dict[str, dict[float, float]]:
     """Rates of each contestant and their scores: as many for all, and no best one at an edge.
 
@@ -300,24 +305,30 @@ def tune(
             held-out score. Asked again, it answers without a run.
         factors: multiples of the first rate, 1 among them.
         longest: most trials of a contestant.
+        workers: trials at a time.
     """
-    tried_of: dict[str, dict[float, float]] = {}
-    for name in names:
-        first, score = trial(name, None)
-        tried_of[name] = {first: score}
-        for factor in factors:
-            if factor != 1:
-                rate, score = trial(name, float(f"{factor * first:.3g}"))
+    tried_of = {name: dict[float, float]() for name in names}
+    with ThreadPoolExecutor(workers) as pool:
+
+        def try_all(asked: Sequence[tuple[str, float | None]]) -> None:
+            found = list(pool.map(trial, *zip(*asked, strict=True)))
+            for (name, _), (rate, score) in zip(asked, found, strict=True):
                 tried_of[name][rate] = score
-    while len(factors) > 1:
-        most = max(map(len, tried_of.values()))
-        for name, tried in tried_of.items():
-            if len(tried) < most or (at_edge(tried) and len(tried) < longest):
-                rate, score = trial(name, next_rate(tried))
-                tried[rate] = score
+
+        try_all([(name, None) for name in names])
+        firsts = {name: next(iter(tried)) for name, tried in tried_of.items()}
+        others = [factor for factor in factors if factor != 1]
+        try_all([(name, float(f"{each * firsts[name]:.3g}")) for name in names for each in others])
+        while len(factors) > 1:
+            most = max(map(len, tried_of.values()))
+            short = [
+                (name, next_rate(tried))
+                for name, tried in tried_of.items()
+                if len(tried) < most or (at_edge(tried) and len(tried) < longest)
+            ]
+            if not short:
                 break
-        else:
-            break
+            try_all(short)
     return tried_of
 
 
@@ -332,7 +343,8 @@ def results_of(task: str, names: Sequence[str], plan: Plan) -> Task:
         trials[name].append(run)
         return run["rate"], run["points"][-1]["score"]
 
-    tried_of = tune(names, trial, of_task.plan.factors, of_task.plan.longest_grid)
+    workers = num_cores()
+    tried_of = tune(names, trial, plan.factors, plan.longest_grid, workers)
     found: Task = {
         "command": f"python -m benchmarks.study {task}",
         "machine": machine(),
@@ -342,18 +354,27 @@ def results_of(task: str, names: Sequence[str], plan: Plan) -> Task:
         "base": dict(of_task.base()),
         "contestants": {},
     }
+    with ThreadPoolExecutor(workers) as pool:
+        runs_of = {
+            name: [
+                pool.submit(of_task.run, name, seed, best_of(tried), tuning=False)
+                for seed in plan.seeds
+            ]
+            for name, tried in tried_of.items()
+        }
     for name, tried in tried_of.items():
-        rate = best_of(tried)
-        tuned = Trials(rate=rate, at_edge=len(tried) > 1 and at_edge(tried), runs=trials[name])
-        runs = [of_task.run(name, seed, rate, tuning=False) for seed in of_task.plan.seeds]
+        at_an_edge = len(tried) > 1 and at_edge(tried)
+        tuned = Trials(rate=best_of(tried), at_edge=at_an_edge, runs=trials[name])
+        runs = [each.result() for each in runs_of[name]]
         told = CONTESTANTS[name].told
         found["contestants"][name] = {"told": told, "tuned": tuned, "runs": runs}
     return found
 
 
 def _in_a_process(function: Callable[..., _T], *arguments: object) -> _T:
-    """Run a function in a separate process; if it fails, so does this one."""
+    """Run a function in a separate process with one thread; if it fails, so does this one."""
     context = multiprocessing.get_context("spawn")
+    os.environ["OMP_NUM_THREADS"] = "1"
     with ProcessPoolExecutor(1, mp_context=context) as process:
         return process.submit(function, *arguments).result()
 
@@ -370,11 +391,13 @@ def _trained(config: AnyConfig) -> dict[str, float]:
         importlib.import_module(module)  # What either kind of run imports.
     imports = _gib("VmRSS")
     search = choosing.find_sigma_for
+    # The total of a generation is then one of processor seconds.
+    recorder.time = types.SimpleNamespace(perf_counter=time.process_time, time=time.time)
 
     async def timed(*arguments: object) -> object:
-        began = time.perf_counter()
+        began = time.process_time()
         found = await cast("Callable[..., object]", search)(*arguments)  # type: ignore[misc]
-        seconds = time.perf_counter() - began
+        seconds = time.process_time() - began
         _search_file(config).write_text(json.dumps(seconds))
         return found
 
