@@ -3,16 +3,17 @@
     python -m benchmarks.llama_cpp
 
 The server of llama.cpp has one adapter fixed, and answers the same prompts as each genome: tokens
-per processor second of both processes of the engine are compared with those of the server's. Then
+per processor second of both processes of the engine are compared with those of the server's. The
+server keeps the template's tokens from one round to the next, a genome computes them anew. Then
 greedy answers of the base and of one genome, which is exported as an adapter, are compared with the
 server's, one at a time, since kernels may round differently in another batch; and the fingerprints
 of two steps with those of the torch engine over the dequantised file. One thread each.
 """
 
 import asyncio
-import functools
 import importlib
 import math
+import random
 import tempfile
 import time
 from collections.abc import Sequence
@@ -55,16 +56,17 @@ def start_server(adapter: str | None, rows: int) -> None:
     _server["server"] = xllamacpp.Server(params)
 
 
-def ask_server(prompts_P: Sequence[Sequence[int]], forced: bool) -> tuple[float, list[str]]:
-    """Return processor seconds of greedy answers, all at once, and their texts."""
+def ask_server(prompts_P: Sequence[Sequence[int]]) -> tuple[float, list[str]]:
+    """Return tokens per processor second of greedy answers, all asked at once, and their texts."""
     from concurrent.futures import ThreadPoolExecutor
 
-    options = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": forced, "cache_prompt": True}
+    options = {"max_tokens": TOKENS, "temperature": 0, "cache_prompt": True}
     requests = [{"prompt": list(prompt), **options} for prompt in prompts_P]
     spent = time.process_time()
     with ThreadPoolExecutor(ROWS) as threads:
         answers = list(threads.map(_server["server"].handle_completions, requests))
-    return time.process_time() - spent, [each["choices"][0]["text"] for each in answers]
+    tokens = sum(each["usage"]["completion_tokens"] for each in answers)
+    return tokens / (time.process_time() - spent), [each["choices"][0]["text"] for each in answers]
 
 
 def server(adapter: str | None, rows: int) -> ProcessPoolExecutor:
@@ -74,18 +76,19 @@ def server(adapter: str | None, rows: int) -> ProcessPoolExecutor:
     return process
 
 
-def prompts(engine: Engine, number: int, first: int = 0) -> list[tuple[int, ...]]:
-    """Return sums as prompts of the chat template."""
+def prompts(engine: Engine, number: int, seed: int = 0) -> list[tuple[int, ...]]:
+    """Return sums as prompts of the chat template, which those of other seeds do not begin like."""
     tokenizer: Any = engine.tokenizer
+    draw = random.Random(seed).randint
     return [
         tuple(
             tokenizer.apply_chat_template(
-                [{"role": "user", "content": f"What is {10 + i % 997} + {7 * i % 90}?"}],
+                [{"role": "user", "content": f"What is {draw(100, 999)} + {draw(10, 99)}?"}],
                 add_generation_prompt=True,
                 return_dict=False,
             )
         )
-        for i in range(first, first + number)
+        for _ in range(number)
     ]
 
 
@@ -138,17 +141,16 @@ async def measure(adapter: Path) -> list[Row]:
     ours, theirs, shares = list[float](), list[float](), list[float]()
     for repeat in range(-1, REPEATS):
         # New ones every time: the server would have the old ones in its cache.
-        asked = prompts(engine, ROWS, 1000 * (repeat + 2))
+        asked = prompts(engine, ROWS, repeat + 2)
         targets = [(repeat * GENOMES + g) % len(GENOMES_G) for g in range(GENOMES)]
         spent, before, began = processor_seconds(), engine.stats(), time.perf_counter()
         tokens, _ = await answers(engine, targets, asked)
         seconds, spent = time.perf_counter() - began, processor_seconds() - spent
         loads = engine.stats()["load_seconds"] - before["load_seconds"]
-        of_server = functools.partial(fixed.submit, ask_server, asked, True)
-        its, _ = await asyncio.to_thread(lambda ask=of_server: ask().result())
+        its, _ = await asyncio.wrap_future(fixed.submit(ask_server, asked))
         if repeat >= 0:
             ours.append(tokens / spent)
-            theirs.append(ROWS * TOKENS / its)
+            theirs.append(its)
             shares.append(100 * loads / seconds)
     rows = [
         row("tokens per processor second, population", ours, "1/s"),
@@ -168,7 +170,7 @@ async def measure(adapter: Path) -> list[Row]:
     targets_and_adapters: list[tuple[Target, str | None]] = [("base", None), (1, str(adapter))]
     for target, file in targets_and_adapters:
         process = server(file, 1)
-        _, wanted = process.submit(ask_server, more, False).result()
+        _, wanted = process.submit(ask_server, more).result()
         process.shutdown()
         _, found = await answers(single, [target], more)
         same = sum(a == b for a, b in zip(found, wanted, strict=True))
