@@ -1,13 +1,14 @@
 """Models in GGUF, the format of llama.cpp: one file with configuration, tokenizer and weights.
 
 A file is dequantised once, into a model directory in a cache, and from there on it is a model like
-any other: for engines, plans, exports and identities. transformers and `gguf` convert it. Plain
-floats keep their type; quantised weights become bfloat16.
+any other: for engines, plans, exports and identities. transformers converts config and tokenizer,
+`weights.py` the weights. Plain floats keep their type; quantised weights become bfloat16.
 
 Before a library sees the file, its header is checked (`header.py`).
 """
 
 import contextlib
+import copy
 import functools
 import io
 import json
@@ -174,7 +175,8 @@ def _quiet() -> Generator[None]:
 def _write_model(path: Path, header: Header, directory: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-    from transformers.utils.quantization_config import GgufConfig
+
+    from es_cookbook.plugins.gguf.weights import is_known, write_weights
 
     # Alone in a directory, so that nothing beside the file is read with it.
     link = directory / f"model{SUFFIX}"
@@ -192,14 +194,36 @@ def _write_model(path: Path, header: Header, directory: Path) -> None:
     there = sum(math.prod(t.shape) for n, t in header.tensors.items() if not n.startswith(aside))
     if needed != there:
         raise refused(path, f"has {there:,} parameters; transformers knows {needed:,} of such")
-    dtype: torch.dtype = getattr(torch, header.dtype)
-    result = AutoModelForCausalLM.from_pretrained(
-        directory,
-        dtype=dtype,
+    model.config.dtype = getattr(torch, header.dtype)
+    vars(model.config).pop("_model_name_or_path", None)  # The name in the file.
+    model.generation_config.eos_token_id = _end_tokens(header.metadata) or None
+    # AutoTokenizer would read the whole file once more, to choose this class.
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, gguf_file=link.name)
+    _set_split(path, tokenizer.backend_tokenizer, header.metadata)
+    tokenizer = _with_its_tokens(tokenizer, header.metadata)
+    if is_known(header, model):
+        model.config.architectures = [type(model).__name__]
+        model.config.save_pretrained(directory)
+        model.generation_config.save_pretrained(directory)
+        write_weights(path, header, model, directory / "model.safetensors")
+    else:
+        _load_weights(path, link, model)
+        model.save_pretrained(directory)
+    link.unlink()
+    tokenizer.save_pretrained(directory)
+
+
+def _load_weights(path: Path, link: Path, model: "PreTrainedModel") -> None:
+    """Load all weights of a file, dequantised by transformers, into a model."""
+    from transformers.utils.quantization_config import GgufConfig
+
+    result = type(model).from_pretrained(
+        link.parent,
+        dtype=model.config.dtype,
         output_loading_info=True,
         trust_remote_code=False,
         gguf_file=link.name,
-        config=config,
+        config=copy.deepcopy(model.config),
         quantization_config=GgufConfig(dequantize=True),
     )
     loaded, loading = cast("tuple[PreTrainedModel, dict[str, list[str]]]", result)
@@ -211,17 +235,6 @@ def _write_model(path: Path, header: Header, directory: Path) -> None:
     # The loaded model is still marked as quantised and cannot be saved.
     model.load_state_dict(loaded.state_dict(), assign=True)
     model.tie_weights()
-    model.config.dtype = dtype
-    vars(model.config).pop("_model_name_or_path", None)  # The name in the file.
-    model.generation_config = loaded.generation_config
-    model.generation_config.eos_token_id = _end_tokens(header.metadata) or None
-    # AutoTokenizer would read the whole file once more, to choose this class.
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, gguf_file=link.name)
-    _set_split(path, tokenizer.backend_tokenizer, header.metadata)
-    tokenizer = _with_its_tokens(tokenizer, header.metadata)
-    link.unlink()
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
 
 
 def read_config(path: Path, header: Header) -> "PreTrainedConfig":

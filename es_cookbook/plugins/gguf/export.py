@@ -1,8 +1,7 @@
 """A model directory as one GGUF file, and a LoRA adapter as another, which llama.cpp runs.
 
-llama.cpp has its own names for weights and settings, its own order of the rotary dimensions in
-Llama's queries and keys, and 1 added to Gemma's norms (`gguf` knows the names; the format is
-described in `header.py`). Matrices are float16, bfloat16 or Q8_0, everything else float32.
+llama.cpp has its own names for weights (`names.py`) and settings; the format is described in
+`header.py`. Matrices are float16, bfloat16 or Q8_0, everything else float32.
 
 Left out: architectures other than Llama, Qwen2, Qwen3 and Gemma 3, other quantised types
 (`llama-quantize` makes them of such a file), and tokenizers that split text in a way without a name
@@ -34,14 +33,18 @@ from es_cookbook.plugins.gguf.conversion import (
     rope_of,
 )
 from es_cookbook.plugins.gguf.header import import_gguf, read_header
+from es_cookbook.plugins.gguf.names import (
+    ARCHITECTURES,
+    as_llama_cpp,
+    check_architecture,
+    renaming,
+)
 
 if TYPE_CHECKING:
     import gguf
 
 _TYPES = {"float16": ("F16", 1), "bfloat16": ("BF16", 32), "q8_0": ("Q8_0", 7)}
 """ggml's name of a type, and the number of a file that has it (`general.file_type`)."""
-_ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
-"""transformers' `model_type` -> llama.cpp's architecture."""
 _ABOUT = tuple(f"general.{name}" for name in ("name", "basename", "size_label", "license"))
 """Metadata that is copied besides the tokenizer's."""
 _NOT_SAID = {
@@ -80,7 +83,7 @@ def write_gguf(directory: Path, file: Path, matrices: FloatType, base: str) -> N
                 writer.add_key_value(name, field.contents(), field.types[0], *field.types[1:])
     wanted = gguf.GGMLQuantizationType[_TYPES[matrices][0]]
     block = gguf.GGML_QUANT_SIZES[wanted][0]
-    rename, files = _rename(config), weight_files(weight_paths(str(directory)))
+    rename, files = renaming(config), weight_files(weight_paths(str(directory)))
     for name, tensor in files.items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -88,7 +91,7 @@ def write_gguf(directory: Path, file: Path, matrices: FloatType, base: str) -> N
         kind = wanted if fits else gguf.GGMLQuantizationType.F32
         if fits and matrices == "float16" and tensor.abs().max() > torch.finfo(torch.float16).max:
             raise ModelError(f"{name} has numbers beyond float16; accepted: form.matrices=bfloat16")
-        values = _as_llama_cpp(name, tensor.float(), config).numpy()
+        values = as_llama_cpp(name, tensor.float(), config).numpy()
         writer.add_tensor(rename(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
     if rope_of(config).get("rope_type") == "llama3":
         writer.add_tensor(ROPE_FACTORS, llama3_factors(config).numpy())
@@ -139,13 +142,13 @@ def llama_cpp_factors(
     Raises:
         ModelError: llama.cpp's names of this architecture are not known here.
     """
-    _check_architecture(config)
-    rename = _rename(config)
+    check_architecture(config)
+    rename = renaming(config)
 
     def placed(weight: str, a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"{rename(weight)}.lora_a", a.float()
         # The rows of B are the outputs.
-        yield f"{rename(weight)}.lora_b", _as_llama_cpp(weight, b.float(), config)
+        yield f"{rename(weight)}.lora_b", as_llama_cpp(weight, b.float(), config)
 
     return placed
 
@@ -165,7 +168,7 @@ def write_factors(
 
 def _writer(file: Path, config: PreTrainedConfig, kind: str) -> "gguf.GGUFWriter":
     # Tensors go into a temporary file, so memory holds one of them.
-    writer = import_gguf().GGUFWriter(file, _ARCHITECTURES[config.model_type], use_temp_file=True)
+    writer = import_gguf().GGUFWriter(file, ARCHITECTURES[config.model_type], use_temp_file=True)
     writer.add_type(kind)
     return writer
 
@@ -179,45 +182,8 @@ def _finish(writer: "gguf.GGUFWriter") -> None:
 
 def _config_of(directory: Path) -> PreTrainedConfig:
     config = AutoConfig.from_pretrained(str(directory), trust_remote_code=False)
-    _check_architecture(config)
+    check_architecture(config)
     return config
-
-
-def _check_architecture(config: PreTrainedConfig) -> None:
-    if config.model_type not in _ARCHITECTURES:
-        raise ModelError(
-            f"llama.cpp's names for {config.model_type} are not known here; accepted: "
-            f"{', '.join(_ARCHITECTURES)}"
-        )
-
-
-def _rename(config: PreTrainedConfig) -> Callable[[str], str]:
-    """Return a function from the name of a weight or bias to llama.cpp's."""
-    gguf = import_gguf()
-    architecture = {name: each for each, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(
-        architecture[_ARCHITECTURES[config.model_type]], config.num_hidden_layers
-    )
-
-    def rename(name: str) -> str:
-        found = names.get_name(name, (".weight", ".bias"))
-        if found is None:
-            raise ModelError(f"llama.cpp has no place for the weight {name} of {config.model_type}")
-        return found
-
-    return rename
-
-
-def _as_llama_cpp(name: str, tensor: torch.Tensor, config: PreTrainedConfig) -> torch.Tensor:
-    """Return a weight's or bias's values as the file has them."""
-    if config.model_type == "gemma3_text" and name.endswith("norm.weight"):
-        return tensor + 1
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    layer = name.split(".")[-2]
-    if config.model_type != "llama" or layer not in heads:
-        return tensor
-    # transformers rotates dimension i of a head together with i + half, llama.cpp 2 i with 2 i + 1.
-    return tensor.unflatten(0, (heads[layer], 2, -1)).transpose(1, 2).flatten(0, 2).contiguous()
 
 
 def _add_settings(writer: "gguf.GGUFWriter", config: PreTrainedConfig) -> None:

@@ -15,8 +15,10 @@ import torch
 from es_cookbook.checkpoints import model_files
 from es_cookbook.checkpoints.model_files import base_identity, model_directory
 from es_cookbook.checkpoints.models import end_of_sequence_ids, load_causal_lm, load_tokenizer
+from es_cookbook.checkpoints.tensors import TensorFile
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.terminal import as_program
+from es_cookbook.plugins.gguf import weights
 from es_cookbook.plugins.gguf.conversion import FloatType, converted
 from es_cookbook.plugins.gguf.export import write_gguf
 from es_cookbook.plugins.gguf.header import read_header
@@ -190,7 +192,7 @@ def test_nothing_is_left_of_a_conversion_that_fails(
     def fail(*_: object, **__: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", fail)
+    monkeypatch.setattr(TensorFile, "write", fail)
     with pytest.raises(ModelError, match="cannot be converted: No space left on device"):
         converted(file)
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
@@ -258,6 +260,16 @@ def remade(file: Path, path: Path, change: Callable[[dict[str, Any]], object]) -
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def test_a_model_has_the_bytes_that_transformers_writes(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which converts other architectures, as a whole."""
+    ours = {path.name: path.read_bytes() for path in converted(file).iterdir()}
+    monkeypatch.setenv(model_files.CACHE, str(tmp_path / "other"))
+    monkeypatch.setattr(weights, "is_known", lambda *_: False)
+    assert {path.name: path.read_bytes() for path in converted(file).iterdir()} == ours
 
 
 @pytest.mark.parametrize(
