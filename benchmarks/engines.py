@@ -26,7 +26,7 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -38,7 +38,14 @@ from transformers import AutoTokenizer
 from benchmarks.harness import Row, mirrored_pairs, ratios, report, row
 from benchmarks.sampling import endless_model, first_prompt
 from es_cookbook.common.machine.cores import num_cores
-from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest, Target
+from es_cookbook.engines.base import (
+    Engine,
+    EngineBuilder,
+    Host,
+    LogprobsRequest,
+    SampleRequest,
+    Target,
+)
 from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
@@ -67,7 +74,7 @@ GENOMES_G = mirrored_pairs(GENOMES)
 
 
 async def sample(
-    engine: Engine,
+    engine: Host,
     targets: Sequence[Target],
     prompts_P: Sequence[tuple[int, ...]],
     params: SamplingParams = PARAMS,
@@ -106,8 +113,12 @@ def start_plain(
     *,
     eager: bool = True,
     extension: str = "",
+    more: Mapping[str, object] | None = None,
 ) -> "AsyncLLM":
-    """Start vLLM without adapters, with packed weights unless an extension changes that."""
+    """Start vLLM without adapters, with packed weights unless an extension changes that.
+
+    `more`: other arguments of vLLM.
+    """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -124,6 +135,7 @@ def start_plain(
         use_tqdm_on_load=False,
         worker_extension_cls=extension,
         distributed_executor_backend=UniProcExecutor if current_platform.is_cpu() else None,
+        **cast("dict[str, Any]", dict(more or {})),
     )
     # As many threads as the engine gives vLLM, which leaves this process a core.
     with pytest.MonkeyPatch.context() as patch:
@@ -131,9 +143,11 @@ def start_plain(
         return AsyncLLM.from_engine_args(arguments)
 
 
-def shut_down(llm: "AsyncLLM") -> None:
+async def shut_down(llm: "AsyncLLM") -> None:
     """Shut it down once: its destructor's attempt fails while Python exits."""
-    llm.shutdown()
+    if llm.output_handler is not None:  # it would take the end for a failure
+        llm.output_handler.cancel()
+    await asyncio.to_thread(llm.shutdown)
     vars(llm)["shutdown"] = lambda: None
 
 
@@ -143,6 +157,7 @@ async def plain_generation(
     prompts_P: Sequence[tuple[int, ...]],
     genomes: int = GENOMES,
     tokens: int = TOKENS,
+    prompt_logprobs: int | None = None,
 ) -> dict[str, float]:
     """Return seconds of the same requests on plain vLLM, with a new salt as after a step."""
     from vllm import SamplingParams as VLLMParams
@@ -151,6 +166,7 @@ async def plain_generation(
     params = VLLMParams(
         temperature=0.0,
         max_tokens=tokens,
+        prompt_logprobs=prompt_logprobs,
         ignore_eos=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
@@ -226,7 +242,7 @@ async def speed(path: str, prompts_P: Sequence[tuple[int, ...]]) -> list[Row]:
     for engine in engines.values():
         await engine.close()
     for llm in (plain, looped):
-        await asyncio.to_thread(shut_down, llm)
+        await shut_down(llm)
 
     def rate(name: str, by: str = "total") -> list[float]:
         genomes = GENOMES_ONE_BY_ONE if name in ("one by one", "plain loop") else GENOMES

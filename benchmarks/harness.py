@@ -12,6 +12,7 @@ prints a table and writes `benchmarks/results/sampling.json`.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import platform
@@ -139,14 +140,22 @@ def report(name: str, rows: Sequence[Row], part: str = "") -> None:
     A part of a benchmark that is run by itself is named, and has a file `<name>-<part>.json`.
     """
     print(table(rows))
+    write("-".join([name, *part.split()]), f"python -m benchmarks.{name} {part}".strip(), rows)
+
+
+def write(
+    name: str, command: str, rows: Sequence[Row], left_out: Mapping[str, str] | None = None
+) -> None:
+    """Write `benchmarks/results/<name>.json`; `left_out`: parts without all rows, and why."""
     RESULTS.mkdir(exist_ok=True)
     result = {
-        "command": f"python -m benchmarks.{name} {part}".strip(),
+        "command": command,
         "machine": machine(),
         "commit": commit(),
         "rows": [dataclasses.asdict(row) for row in rows],
+        **({"left_out": dict(left_out)} if left_out else {}),
     }
-    path = RESULTS / f"{'-'.join([name, *part.split()])}.json"
+    path = RESULTS / f"{name}.json"
     beside = path.with_suffix(".json.new")
     beside.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     beside.replace(path)
@@ -164,6 +173,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+@functools.cache
 def machine() -> dict[str, object]:
     """Return the machine and versions that the numbers depend on."""
     import numpy
@@ -189,6 +199,7 @@ def processor_flags() -> frozenset[str]:
     return frozenset(word for line in _cpu_info("flags", "Features") for word in line.split())
 
 
+@functools.cache
 def commit() -> str:
     """Return the commit that was measured, with a plus when the tree had changes."""
     command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]

@@ -19,6 +19,7 @@ from es_cookbook.evolution.spaces.factors import term_scales
 from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace
 from tests.evolution.spaces.test_low_rank import factors_of
 
+pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 OUT, IN = 37, 70
 GENOMES = [

@@ -379,6 +379,16 @@ async def test_a_space_that_no_slot_can_hold_is_refused_before_vllm_starts(
         await _start(model("qwen2"), LowRank(include=("nothing*",)))
 
 
+async def test_slots_of_32_bits_are_refused_on_gpus(
+    model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    with pytest.raises(ConfigError, match=r"of 16 bits only, .* use engine\.dtype=bfloat16"):
+        await _start(model("qwen2"), LowRank())
+
+
 async def test_experts_are_refused_before_vllm_starts(model: Callable[[str], Path]) -> None:
     """Of the CPU build, and wherever genomes would need slots of them."""
     with pytest.raises(ConfigError, match=r"no LoRA slots for fused experts, .*gate_up_proj\[0\]"):

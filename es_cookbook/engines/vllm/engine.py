@@ -214,6 +214,12 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             )
         if on_cpu and self.dtype == "auto" and not is_quantised(model_name):
             dtype = faster_on_cpu(dtype)
+        if slots and dtype == "float32" and not on_cpu:
+            raise ConfigError(
+                "engine.dtype: on GPUs vLLM multiplies with LoRA slots of 16 bits only, and this "
+                "would be float32; use engine.dtype=bfloat16, search_space=full_rank or "
+                "engine=torch"
+            )
         kv_cache_gib, share = self._memory(model, space, slots, dtype, on_cpu=on_cpu)
         arguments: dict[str, object] = {
             # A directory also for a Hub name, for which each of its processes would ask the Hub.

@@ -7,7 +7,7 @@ the centre, and what cannot fit is refused before it starts. On the CPU all is t
 Anything that depends on vLLM's version is left out. **No comparison with a GPU yet.**
 
 The resulting arguments for vLLM are here too: a low-rank genome or an adapter is resident
-in a LoRA slot, dense genomes need none, and fused experts have none.
+in a LoRA slot, dense genomes need none, and those of fused experts are not filled here.
 """
 
 import math

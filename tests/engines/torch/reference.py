@@ -5,6 +5,7 @@ is its next token, so one forward pass over prompts and actions checks them all.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +26,8 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 
 LOGPROB_TOLERANCE = 1e-4
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")
+"""Device of engines that are held against the reference; `make gpu-test` has another."""
 
 
 @asynccontextmanager
@@ -32,7 +35,7 @@ async def running_engine(
     path: Path, space: SearchSpaceBuilder, **options: object
 ) -> AsyncIterator[TorchEngine]:
     """A float32 engine of two lanes unless options say otherwise, closed in the end."""
-    builder = TorchEngineBuilder(**{"dtype": "float32", "num_lanes": 2, "device": "cpu"} | options)
+    builder = TorchEngineBuilder(**{"dtype": "float32", "num_lanes": 2, "device": DEVICE} | options)
     engine = await builder(model_name=str(path), search_space=space)
     try:
         yield engine

@@ -23,6 +23,7 @@ from tests.families import sampled
 from tests.linear_models import make_linear_model
 from tests.tiny_models import TinyModel
 
+pytestmark = pytest.mark.gpu
 STEPS = (Step((Term(1, 0.05), Term(2, -0.1))), Step((Term(3, 0.02),), decay=0.2))
 PROMPTS = ((5, 7, 9), (11,), (3, 4, 20, 21, 22, 8, 6))
 

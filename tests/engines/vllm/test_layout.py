@@ -11,6 +11,8 @@ from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.vllm.layout import find_placements
 from es_cookbook.evolution.spaces.base import ParameterInfo
 
+pytestmark = pytest.mark.gpu
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NUM_EXPERTS = 3
 INFOS = [
     ParameterInfo("c_fc.weight", (4, 6), "linear", transposed=True),
@@ -54,7 +56,7 @@ def tensors(model: Layers) -> Iterator[torch.Tensor]:
 
 
 def test_transposed_weights_and_experts_are_read_and_written_in_place() -> None:
-    model = Layers()
+    model = Layers().to(DEVICE)
     before = [parameter.clone() for parameter in model.parameters()]
     names = [info.name for info in INFOS]
     found = find_placements(model, INFOS, names, lambda name, tensor: {name: tensor})
@@ -62,8 +64,8 @@ def test_transposed_weights_and_experts_are_read_and_written_in_place() -> None:
     assert all(map(torch.equal, before, model.parameters()))
     for place, expected in zip(found.values(), tensors(model), strict=True):
         assert place.part.shape == tuple(expected.shape)
-        assert torch.equal(place.read(), expected)
-    new = [torch.randn(info.shape) for info in INFOS]
+        assert torch.equal(place.read(), expected.cpu())
+    new = [torch.randn(info.shape, device=DEVICE) for info in INFOS]
     for place, values in zip(found.values(), new, strict=True):
         place.write(values)
     assert all(map(torch.equal, new, tensors(model)))

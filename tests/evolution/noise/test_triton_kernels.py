@@ -39,6 +39,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+pytestmark = pytest.mark.gpu
 INTERPRETING = bool(programs.INTERPRETED)
 RUNS_HERE = INTERPRETING or torch.cuda.is_available()
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
