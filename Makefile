@@ -52,7 +52,7 @@ test: $(VENV)/.installed-engines
 gpu-test: export TEST_DEVICE := cuda
 gpu-test:
 	@if ! nvidia-smi >/dev/null 2>&1; then echo "no NVIDIA GPU here: nothing was tested"; \
-	else $(MAKE) $(VENV)/.installed-engines && $(PY) -m pytest -q --durations 5 -m gpu $(ARGS); fi
+	else $(MAKE) $(VENV)/.installed-engines && $(PY) -m pytest -q --durations 5 -m gpu tests/engines tests/evolution $(ARGS); fi
 
 # Every case of the families of which `make test` draws a sample a day.
 families: export FAMILIES := all

@@ -29,6 +29,7 @@ says.
 
 import contextlib
 import importlib.util
+import signal
 import sys
 import tempfile
 import time
@@ -125,4 +126,6 @@ def measured(config: Config, *, is_written: bool) -> tuple[list[Row], dict[str, 
 
 
 if __name__ == "__main__":
+    # What ends this process, such as a machine that is taken back, ends those of the parts as well.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     run_cli(main, Config)

@@ -75,8 +75,8 @@ class OwnProcess:
     def rows(self, seconds: float) -> Iterator[Row]:
         """Let it begin, and yield its rows until it is done or its time is over."""
         end = time.monotonic() + seconds
-        self._connection.send(None)
         try:
+            self._connection.send(None)
             while self._connection.poll(max(0.0, end - time.monotonic())):
                 match self._connection.recv():
                     case Row() as row:
@@ -86,7 +86,7 @@ class OwnProcess:
                         self._process.join(5)
                         return
             self.reason = f"ended after {seconds:.0f} s, which is its time"
-        except EOFError:
+        except (EOFError, OSError):
             self._process.join(5)
             self.reason = f"its process ended with status {self._process.exitcode}"
         finally:

@@ -41,11 +41,12 @@ ENVIRONMENT = {
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 """Set once: of engines that start at the same time each would set and unset it."""
 _COMPARED = 8
 """Genomes whose answers are compared with the torch engine's."""
-_TOGETHER = (8, 64, 1024)
+_TOGETHER = (1, 8, 64, 1024)
 """Numbers of requests that are answered at a time where no answer may depend on the others."""
 Answers = list[tuple[int, ...]]
 
@@ -273,28 +274,27 @@ def invariant(sizes: Sizes, model: Path, emit: Emit) -> None:
 
 
 async def _invariant(contest: Population, emit: Emit) -> None:
-    """Compare answers of a few, of many and of all requests at a time with those of one by one."""
+    """Compare answers of one, a few, many and all requests at a time, each with those of fewer."""
     sizes = contest.sizes
     engine = await builder_of(sizes, enforce_eager=True)(
         model_name=contest.model, search_space=LowRank()
     )
     asked = [(g, p) for g in range(sizes.genomes) for p in contest.prompts_P]
-    alone: Answers = []
-    for together in (1, *_TOGETHER):
-        some = asked[: 64 if together == 1 else None]
+    fewer, before = 0, Answers()
+    for together in _TOGETHER:
+        some = asked[: max(16, 8 * together)]  # a batch of one takes as long as one of many
         began, found = time.perf_counter(), Answers()
         async with engine.lend() as host:
             await host.load(contest.genomes_G)  # Nothing is found in the cache.
             for first in range(0, len(some), together):
                 found += await _greedy(host, some[first : first + together], contest.params)
         seconds = time.perf_counter() - began
-        if together == 1:
-            alone = found
-            continue
-        equal = share_equal(found[: len(alone)], alone)
         what = f"vLLM, batch invariant, {together} requests at a time"
-        emit(row(f"{what}: tokens of one at a time", [equal], "", at_least=1))
+        if before:
+            equal = share_equal(found[: len(before)], before)
+            emit(row(f"{what}: tokens as with {fewer}", [equal], "", at_least=1))
         emit(row(what, [len(some) * sizes.tokens / seconds], "tokens/s"))
+        fewer, before = together, found
     await engine.close()
 
 
