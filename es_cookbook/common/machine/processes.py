@@ -108,7 +108,7 @@ class Process(asyncio.SubprocessProtocol):
                 *command,
                 stdout=stdout,
                 stderr=stderr,
-                env=environment,
+                env=dict(environment),  # uvloop accepts no other mapping.
                 pass_fds=descriptors,
                 start_new_session=True,
             )

@@ -1,5 +1,6 @@
 """The engine on llama.cpp, with the real library over small files, beside the torch engine."""
 
+import asyncio
 import ctypes
 import importlib.util
 import re
@@ -265,6 +266,18 @@ async def test_what_llama_cpp_refuses_is_said_and_its_process_lives(
         process.order("make_context", 256, 2)
     finally:
         await process.close()
+
+
+def test_its_process_starts_in_engines_of_a_ray_pool() -> None:
+    """There uvloop starts processes."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def started() -> None:
+        process = await LlamaProcess.start(4, 2, 16)
+        await process.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(started())
 
 
 async def test_tensors_that_an_adapter_cannot_sit_on_are_named(file: Path, tmp_path: Path) -> None:
