@@ -12,7 +12,7 @@ from tests.tiny_run import write_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("signals")]
 
-SAMPLES = "es_cookbook.engines.torch.lane:choose_tokens"
+SAMPLES = "es_cookbook.engines.torch.slots:choose_tokens"
 NOT_BEGUN = "interrupted before the run began; nothing has changed: run the same command again"
 BEGUN = "interrupted before the first generation ended; to go on: es-cookbook resume log_path={run}"
 GIVEN = ("size=none", "optimizer.sigma=0.1", "optimizer.learning_rate=0.1")

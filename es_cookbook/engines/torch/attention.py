@@ -124,11 +124,13 @@ class TokenCache:
 
     Attributes:
         num_reached: blocks that have been in use.
+        num_moves: how often a layer has got another place in memory.
     """
 
     def __init__(self, num_blocks: int, dtype: torch.dtype = torch.float32) -> None:
         self.num_blocks, self.dtype = num_blocks, dtype
         self.num_reached = 1
+        self.num_moves = 0
         self._layers: dict[int, tuple[torch.Tensor, ...]] = {}
         self._lock = threading.Lock()  # lanes share the cache
 
@@ -142,17 +144,26 @@ class TokenCache:
     ) -> None:
         """Write a layer's keys and values of tokens, (tokens, kv heads, d) each, to places."""
         with self._lock:
-            states = self._layers.get(index, (k_T[:0], v_T[:0]))
-            if len(states[0]) < self.num_reached * STEP:
-                blocks = max(self.num_reached, 2 * len(states[0]) // STEP)
-                more = min(self.num_blocks, blocks) * STEP - len(states[0])
-                new = (each.new_zeros(more, *each.shape[1:]) for each in states)
-                states = tuple(map(torch.cat, zip(states, new, strict=True)))
-                self._layers[index] = states
-            keys, values = states
+            keys, values = self._grown(index, self._layers.get(index, (k_T[:0], v_T[:0])))
             keys[places_T] = k_T
             # Finite, so that a value with no weight contributes exactly nothing.
             values[places_T] = torch.nan_to_num(v_T)
+
+    def grow(self) -> None:
+        """Make room in all layers for the blocks in use: until there are more, none moves."""
+        with self._lock:
+            for index, states in list(self._layers.items()):
+                self._grown(index, states)
+
+    def _grown(self, index: int, states: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Return a layer's memory, another if the blocks in use need more."""
+        if len(states[0]) < self.num_reached * STEP:
+            blocks = max(self.num_reached, 2 * len(states[0]) // STEP)
+            more = min(self.num_blocks, blocks) * STEP - len(states[0])
+            new = (each.new_zeros(more, *each.shape[1:]) for each in states)
+            states = self._layers[index] = tuple(map(torch.cat, zip(states, new, strict=True)))
+            self.num_moves += 1
+        return states
 
     def of_places(self, index: int, places_B_L: torch.Tensor) -> LayerStates:
         """Return a layer's keys and values at places: (sequences, kv heads, length, d) each."""
@@ -271,7 +282,7 @@ def _hidden(positions: torch.Tensor, length: int, window: int | None) -> torch.T
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Group:
+class RowGroup:
     """Sequences that have as many new rows: B of them, L rows each.
 
     Attributes:
@@ -293,14 +304,21 @@ class TorchRows:
     Sequences whose numbers of new tokens differ little are padded to one length and run together.
     """
 
-    def __init__(
-        self,
+    def __init__(self, groups: Sequence[RowGroup], cache: TokenCache) -> None:
+        self._groups, self._cache = groups, cache
+        new = [each.places_B_W.gather(1, each.positions_B_L).flatten() for each in groups]
+        self._rows_T = torch.cat([each.rows_B_L.flatten() for each in groups])
+        self._places_T = torch.cat(new)
+
+    @classmethod
+    def of_sequences(
+        cls,
         sequences_T: torch.Tensor,
         positions_T: torch.Tensor,
         table: SequenceTable,
         cache: TokenCache,
-    ) -> None:
-        self._cache = cache
+    ) -> "TorchRows":
+        """Return rows of sequences that lie as a table says."""
         sequences, positions = sequences_T.numpy(), positions_T.cpu().numpy()
         starts = np.flatnonzero(np.diff(sequences, prepend=NO_SEQUENCE - 1))
         lengths = np.diff(starts, append=len(sequences))
@@ -308,7 +326,7 @@ class TorchRows:
         starts, lengths = starts[of_requests], lengths[of_requests]
         # One new token each, as while decoding, is not padded.
         padded = np.where(lengths == 1, 1, -(-lengths // LENGTH_STEP) * LENGTH_STEP)
-        self._groups: list[_Group] = []
+        groups: list[RowGroup] = []
         for length in np.unique(padded):
             own = padded == length
             at = np.minimum(np.arange(length), lengths[own, None] - 1)
@@ -319,10 +337,8 @@ class TorchRows:
             places_B_W = places_B_W.clamp(max=cache.num_reached * STEP - 1)
             parts = torch.from_numpy(rows), torch.from_numpy(positions[rows]), places_B_W
             rows_B_L, positions_B_L, places_B_W = (part.to(positions_T.device) for part in parts)
-            self._groups.append(_Group(rows_B_L, positions_B_L, places_B_W))
-        new = [each.places_B_W.gather(1, each.positions_B_L).flatten() for each in self._groups]
-        self._rows_T = torch.cat([each.rows_B_L.flatten() for each in self._groups])
-        self._places_T = torch.cat(new)
+            groups.append(RowGroup(rows_B_L, positions_B_L, places_B_W))
+        return cls(groups, cache)
 
     def attend(
         self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
@@ -364,7 +380,7 @@ def attention_rows(
     """
     if isinstance(cache, KernelCache):
         return KernelRows(sequences_T, positions_T, table, cache)
-    return TorchRows(sequences_T, positions_T, table, cache)
+    return TorchRows.of_sequences(sequences_T, positions_T, table, cache)
 
 
 def unknown_option(options: Mapping[str, object]) -> str | None:

@@ -26,7 +26,7 @@ from es_cookbook.engines.torch.attention import (
     round_up,
 )
 from es_cookbook.engines.torch.kernels.attention import STEP
-from es_cookbook.engines.torch.kernels.modules import suits_kernels
+from es_cookbook.engines.torch.kernels.modules import has_kernels, suits_kernels
 from es_cookbook.engines.torch.population_layers import (
     MIN_ROWS,
     ROWS_PER_BLOCK,
@@ -40,7 +40,7 @@ from es_cookbook.engines.torch.slots import Forward, SlotTable, Work, token_logp
 
 def new_cache(device: torch.device, num_blocks: int, kept: torch.dtype) -> TokenCache:
     """Return a cache of `num_blocks` blocks; `kept` is its dtype on the CPU."""
-    return (KernelCache if device.type == "cpu" else TokenCache)(num_blocks, kept)
+    return (KernelCache if has_kernels(device) else TokenCache)(num_blocks, kept)
 
 
 class FlatForward(Forward):
@@ -87,24 +87,28 @@ class FlatForward(Forward):
     ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
         """Run the new parts of prompts."""
         del table
-        for batch in self._prefill_batches(placed):
-            works, slots = map(list, zip(*batch, strict=True))
-            leases = [self._leases[work] for work in works]
-            for slot, lease in zip(slots, leases, strict=True):
-                self._runs.put(slot, lease.runs)
-            new = zip(works, slots, leases, strict=True)
-            spans = [
-                _Span(work, slot, lease.first, len(work.sequence)) for work, slot, lease in new
-            ]
-            rows = _FlatRows(spans, self.device)
-            attention = rows.attention(self._cache, self._runs)
-            last = [start + n - 1 for start, n in zip(rows.starts, rows.lengths, strict=True)]
-            logits = self._run(rows, attention, _together(last, self.device))
-            self._prefixes.computed(leases, self)
-            self._count(works, leases)
-            yield np.array(slots), logits[: len(works)]
+        for spans in self._new_spans(placed):
+            yield np.array([span.sequence for span in spans]), self._logits(spans)
 
-    def _count(self, works: Sequence[Work], leases: Sequence[Lease]) -> None:
+    def _new_spans(self, placed: Sequence[tuple[Work, int]]) -> Iterator[list["Span"]]:
+        """Yield the new parts of prompts, by batch."""
+        for batch in self._prefill_batches(placed):
+            for work, slot in batch:
+                self._runs.put(slot, self._leases[work].runs)
+            yield [Span(w, slot, self._leases[w].first, len(w.sequence)) for w, slot in batch]
+
+    def _logits(self, spans: Sequence["Span"]) -> torch.Tensor:
+        """Run new parts of prompts. Returns logits of their first tokens."""
+        rows = FlatRows(spans, self.device)
+        attention = rows.attention(self._cache, self._runs)
+        logits = self._run(rows, attention, _together(rows.last, self.device))
+        self._computed([span.work for span in spans])
+        return logits[: len(spans)]
+
+    def _computed(self, works: Sequence[Work]) -> None:
+        """Record that the prompts of these requests are in the cache."""
+        leases = [self._leases[work] for work in works]
+        self._prefixes.computed(leases, self)
         for work, lease in zip(works, leases, strict=True):
             self.num_cached += lease.first
             if isinstance(work.request, SampleRequest) and work.request.progress:
@@ -163,8 +167,7 @@ class FlatForward(Forward):
     def _picks_rows(self) -> bool:
         """Whether a row of the head has the same bits in any batch."""
         table = self._model.head_table
-        on_cpu = self.device.type == "cpu"
-        return on_cpu and (table is None or suits_kernels(table.a_G_R_N))
+        return has_kernels(self.device) and (table is None or suits_kernels(table.a_G_R_N))
 
     @override
     def keep(self, order: np.ndarray) -> None:
@@ -188,25 +191,24 @@ class FlatForward(Forward):
         for spans in self._score_batches(of_genomes, leases):
             for span, found in zip(spans, self._score(spans, table), strict=True):
                 scores[span.work].append(found)
-        self._prefixes.computed(leases, self)
-        self._count(of_genomes, leases)
+        self._computed(of_genomes)
         self._give_back(works)
         return [np.concatenate(scores[work]) for work in works]
 
     def _score_batches(
         self, works: Sequence[Work], leases: Sequence[Lease]
-    ) -> Iterator[list["_Span"]]:
+    ) -> Iterator[list["Span"]]:
         """Yield batches in which at most `rows_scored` rows have their logits read.
 
         A continuation may be cut: keys and values of what ran before are in the cache.
         """
-        batch: list[_Span] = []
+        batch: list[Span] = []
         free = self.rows_scored
         for sequence, (work, lease) in enumerate(zip(works, leases, strict=True)):
             first, last = lease.first, len(work.sequence) - 1  # nothing after it is asked
             while first < last:
                 end = min(last, max(first, work.num_prompt - 1) + free)
-                batch.append(_Span(work, sequence, first, end))
+                batch.append(Span(work, sequence, first, end))
                 free -= batch[-1].num_scored
                 first = end
                 if not free:
@@ -215,9 +217,9 @@ class FlatForward(Forward):
         if batch:
             yield batch
 
-    def _score(self, spans: Sequence["_Span"], table: SequenceTable) -> Iterator[np.ndarray]:
+    def _score(self, spans: Sequence["Span"], table: SequenceTable) -> Iterator[np.ndarray]:
         """Run these tokens, and score those that come after them in continuations."""
-        rows = _FlatRows(spans, self.device)
+        rows = FlatRows(spans, self.device)
         logit_rows: list[int] = []
         for span, start, length in zip(spans, rows.starts, rows.lengths, strict=True):
             logit_rows += range(start + length - span.num_scored, start + length)
@@ -244,9 +246,11 @@ class FlatForward(Forward):
         return apart
 
     def _run(
-        self, rows: "_FlatRows", attention: AttentionRows, logit_rows: torch.Tensor
+        self, rows: "FlatRows", attention: AttentionRows, logit_rows: torch.Tensor
     ) -> torch.Tensor:
-        factors = self._model.gather(rows.genome_of_block)
+        factors = None
+        if self._model.perturbs(rows.genomes):
+            factors = self._model.gather(rows.genome_of_block)
         head = self._head_factors(factors, rows.genome_of_block, logit_rows)
         return self._forward(
             Batch(attention, factors, head), rows.tokens_T, rows.positions_T, logit_rows
@@ -284,7 +288,7 @@ def _together(rows: list[int], device: torch.device) -> torch.Tensor:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Span:
+class Span:
     """Neighbouring tokens of a request that run in one batch.
 
     Attributes:
@@ -304,10 +308,10 @@ class _Span:
         return self.end - max(self.first, self.work.num_prompt - 1)
 
 
-class _FlatRows:
+class FlatRows:
     """Tokens of several requests as flat rows, each genome's padded to whole blocks."""
 
-    def __init__(self, spans: Sequence[_Span], device: torch.device) -> None:
+    def __init__(self, spans: Sequence[Span], device: torch.device) -> None:
         tokens: list[int] = []
         positions: list[int] = []
         genomes: list[int] = []
@@ -325,9 +329,15 @@ class _FlatRows:
                 positions += [0] * padding
                 genomes += [span.work.row] * (len(tokens) // ROWS_PER_BLOCK - len(genomes))
         self._spans = spans
+        self.genomes = np.array(genomes)
         self.tokens_T = torch.tensor(tokens, device=device)
         self.positions_T = torch.tensor(positions, device=device)
         self.genome_of_block = torch.tensor(genomes, device=device)
+
+    @property
+    def last(self) -> list[int]:
+        """The row of each span's last token."""
+        return [start + n - 1 for start, n in zip(self.starts, self.lengths, strict=True)]
 
     def attention(self, cache: TokenCache, table: SequenceTable) -> AttentionRows:
         """Return attention of these rows, each within its request's sequence."""

@@ -25,7 +25,7 @@ from es_cookbook.checkpoints.models import (
     parameter_infos,
 )
 from es_cookbook.checkpoints.tensors import dtype_name
-from es_cookbook.common.errors import ConfigError, EngineError
+from es_cookbook.common.errors import ConfigError, EngineError, with_class
 from es_cookbook.common.terminal import interrupted, say_once
 from es_cookbook.engines.base import (
     Engine,
@@ -38,6 +38,7 @@ from es_cookbook.engines.base import (
     check_sample,
 )
 from es_cookbook.engines.torch.flat import FlatForward, new_cache
+from es_cookbook.engines.torch.gpu.graphs import Capture, CapturedForward, CudaCapture
 from es_cookbook.engines.torch.kernels.modules import Path as RowPath
 from es_cookbook.engines.torch.kernels.products import (
     multiplies_bfloat16,
@@ -169,6 +170,11 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def captures(device: torch.device) -> Callable[[], Capture] | None:
+    """Return what makes captures of steps on a device; None if it has no graphs."""
+    return partial(CudaCapture, device) if device.type == "cuda" else None
+
+
 class TorchEngine(Engine):
     """The embedded engine: runs requests on its lanes.
 
@@ -207,9 +213,13 @@ class TorchEngine(Engine):
         never = torch.tensor(sorted(self._never), device=model.device) if self._never else None
 
         def forward() -> Forward:
-            if path.flat:
-                return FlatForward(model.device, prefill_tokens, cache, self._prefixes, never)
-            return OwnForward(path, model.device, prefill_tokens, never)
+            if not path.flat:
+                return OwnForward(path, model.device, prefill_tokens, never)
+            flat = model.device, prefill_tokens, cache, self._prefixes, never
+            # Lanes beside each other would move what graphs of others read.
+            if (capture := captures(model.device)) is None or plan.num_lanes > 1:
+                return FlatForward(*flat)
+            return CapturedForward(*flat, texts[1], capture)
 
         self._lanes = [
             Lane(
@@ -269,6 +279,8 @@ class TorchEngine(Engine):
     async def rest(self) -> None:
         with self._changing("rest"):
             self._cache.release()
+            for lane in self._lanes:
+                lane.forward.release()
             self._weights.release()
             trim()
             self._usage.rests = True
@@ -365,7 +377,7 @@ def _settle(waiting: "list[tuple[asyncio.Future[Answer], Answer | BaseException]
         if future.done():
             continue
         if isinstance(result, BaseException):
-            error = EngineError(f"the torch engine failed: {type(result).__name__}: {result}")
+            error = EngineError(f"the torch engine failed: {with_class(result)}")
             error.__cause__ = result
             future.set_exception(error)
         else:

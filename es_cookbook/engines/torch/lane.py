@@ -24,7 +24,7 @@ from es_cookbook.engines.torch.attention import round_up
 from es_cookbook.engines.torch.kernels.attention import STEP
 from es_cookbook.engines.torch.memory import CachePlan
 from es_cookbook.engines.torch.population_layers import ROWS_PER_BLOCK, PopulationModel
-from es_cookbook.engines.torch.slots import Forward, SlotTable, Work, choose_tokens, token_logprobs
+from es_cookbook.engines.torch.slots import Forward, SlotTable, Work
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.types import Action
 
@@ -319,7 +319,6 @@ class Lane:
     def _admit(self, model: PopulationModel) -> int:
         """Take waiting requests into free slots once they make a good batch. Returns how many."""
         table = self._table
-        self._steps_since_admission += 1
         active = table.num_active
         if active and not self.forward.joins:
             return 0
@@ -343,29 +342,23 @@ class Lane:
                 time.sleep(_UNTIL_OTHERS_END)
         placed = list(zip(works, table.place(works), strict=True))
         self._taken = []
-        for slots, logits in self.forward.prefill(table, placed):
-            self._sample(slots, logits, np.arange(len(slots)))
+        for slots, tokens, logprobs in self.forward.first_tokens(table, placed):
+            self._accept(slots, tokens, logprobs)
         return len(works)
 
     def _decode(self) -> None:
-        """Run one more token for every running request."""
+        """Run another token, or a few, for every running request."""
         table = self._table
         if (order := table.packed_order()) is not None:
             self.forward.keep(order)
             table.reorder(order)
-        logits, rows = self.forward.decode(table)
-        self._sample(table.active.nonzero()[0], logits, rows)
+        for slots, tokens, logprobs in self.forward.next_tokens(table):
+            self._steps_since_admission += 1
+            self._accept(slots, tokens, logprobs)
 
-    def _sample(self, slots: np.ndarray, logits_R_V: torch.Tensor, rows: np.ndarray) -> None:
-        """Sample a token for each slot from its row of logits, and let go of requests that end."""
+    def _accept(self, slots: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray | None) -> None:
+        """Take a token for each slot, and let go of requests that end."""
         table = self._table
-        uniform = table.uniforms[slots, table.count[slots]]
-        options = table.temperature[slots], table.top_p[slots], uniform
-        tokens = choose_tokens(logits_R_V, *options, rows)
-        logprobs = None
-        if (asked := table.wants_logprobs[slots]).any():
-            logprobs = np.zeros(len(slots), np.float32)
-            logprobs[asked] = token_logprobs(logits_R_V, rows[asked], tokens[asked])
         table.accept(slots, tokens, logprobs)
         self.num_tokens += len(slots)
         stopped = np.isin(tokens, self._ends)

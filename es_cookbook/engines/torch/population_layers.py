@@ -36,7 +36,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
@@ -58,6 +57,7 @@ from es_cookbook.engines.torch.kernels.experts import (
     expert_groups,
 )
 from es_cookbook.engines.torch.kernels.lanes import LANES
+from es_cookbook.engines.torch.kernels.low_rank import LowRankRows, LowRankTable
 from es_cookbook.engines.torch.kernels.modules import (
     FLAT,
     NO_FACTORS,
@@ -67,14 +67,13 @@ from es_cookbook.engines.torch.kernels.modules import (
     Path,
     RotaryAttention,
     alike,
+    has_kernels,
     norm_like,
     replace,
-    rows_of,
-    suits_kernels,
     widen,
 )
 from es_cookbook.engines.torch.kernels.products import PackedWeight, multiply
-from es_cookbook.engines.torch.kernels.rows import RankFactors, add_low_rank
+from es_cookbook.engines.torch.kernels.rows import RankFactors
 from es_cookbook.engines.torch.kernels.vectors import VectorFactors, VectorTable
 
 if TYPE_CHECKING:
@@ -89,88 +88,6 @@ ATTENTION = "es_cookbook"
 
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers of one parent that read the same input, in all Llama-like models."""
-
-
-@dataclasses.dataclass(slots=True)
-class LowRankTable:
-    """Low-rank parts of all resident genomes for one group; the last row is 0.
-
-    Attributes:
-        a_G_R_N: scaled A factors, transposed, block-diagonal over the group's layers; R = ranks of
-            all of them and N = outputs, both padded with zeros. (genomes, experts, R, N) for
-            experts, whose ranks and outputs are as they are.
-        b_G_N_R: B factors, N = inputs; in memory (genomes, R, N).
-        columns_R: first output, and one past the last, of each rank's layer.
-    """
-
-    a_G_R_N: torch.Tensor
-    b_G_N_R: torch.Tensor
-    columns_R: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.a_G_R_N)
-
-    def rows(self, genome_of_block: torch.Tensor) -> "GroupFactors":
-        """Return the layers' factors for blocks of these genomes."""
-        if self.a_G_R_N.dim() == 4:
-            return self.a_G_R_N, self.b_G_N_R, genome_of_block
-        return LowRankRows(self, genome_of_block)
-
-
-class LowRankRows:
-    """A group's low-rank part for the blocks of a batch.
-
-    Attributes:
-        gathered: each block's factors; None where a kernel reads the table itself.
-    """
-
-    def __init__(self, table: LowRankTable, genome_of_block: torch.Tensor) -> None:
-        self._table = table
-        self._genome_of_block = genome_of_block
-        self._num_blocks = len(genome_of_block)
-        self.gathered: tuple[torch.Tensor, torch.Tensor] | None = None
-        if suits_kernels(table.a_G_R_N):
-            a_G_R_N, b_G_R_N = table.a_G_R_N.numpy(), table.b_G_N_R.mT.numpy()
-            self._arrays = a_G_R_N, b_G_R_N, table.columns_R, genome_of_block.numpy()
-        else:
-            self.gathered = table.a_G_R_N[genome_of_block], table.b_G_N_R[genome_of_block]
-
-    def __len__(self) -> int:
-        return self._num_blocks
-
-    def for_kernels(self, num_rows: int) -> RankFactors:
-        """Return the table, and the genome of each block of rows, all of one height.
-
-        Raises:
-            ValueError: They are not: the model runs this layer on other rows than the batch's.
-        """
-        return (*self._arrays, self._height(num_rows))
-
-    def _height(self, num_rows: int) -> int:
-        height, rest = divmod(num_rows, self._num_blocks)
-        if rest or not height:
-            raise ValueError(f"{num_rows} rows cannot be {self._num_blocks} blocks of one height")
-        return height
-
-    def added(self, y_T_N: torch.Tensor, x_T_N: torch.Tensor) -> torch.Tensor:
-        """Return y + x B A with each row's own factors; may write to y. Raises as `for_kernels`."""
-        if self.gathered is None:
-            out = y_T_N if suits_kernels(y_T_N) else torch.empty_like(y_T_N, dtype=torch.float32)
-            factors = self.for_kernels(len(y_T_N))
-            add_low_rank(rows_of(y_T_N), rows_of(x_T_N), factors, out.numpy())
-            return out
-        a, b = self.gathered
-        height = self._height(len(y_T_N))
-        x_blocks = x_T_N.view(len(self), height, -1)
-        y_blocks = y_T_N.view(len(self), height, -1)
-        # y + (x B) A
-        y_blocks += torch.bmm(torch.bmm(x_blocks, b), a)[..., : y_T_N.shape[-1]]
-        return y_T_N
-
-    def of_first_block(self, columns: slice) -> torch.Tensor:
-        """Return the first genome's addition to the weights of these outputs: (in, columns)."""
-        genome = self._genome_of_block[0]
-        return self._table.b_G_N_R[genome] @ self._table.a_G_R_N[genome, :, columns]
 
 
 GroupFactors: TypeAlias = LowRankRows | ExpertFactors | VectorFactors
@@ -497,13 +414,16 @@ class PopulationModel:
         table = self.tables[self._head.index] if self.tables and self._head else None
         return cast("LowRankTable | None", table)
 
-    def gather(self, genome_of_block: torch.Tensor) -> Factors | None:
-        """Return low-rank parts of every group, one row per block; None if all are the last, 0."""
+    def perturbs(self, genomes: np.ndarray) -> bool:
+        """Return whether any of these genomes is another than the last row of the tables, 0."""
         if self.tables is None:
-            return None
+            return False
         last = len(next(table for table in self.tables if table is not None)) - 1
-        if bool((genome_of_block == last).all()):
-            return None
+        return bool((genomes != last).any())
+
+    def gather(self, genome_of_block: torch.Tensor) -> Factors:
+        """Return low-rank parts of every group, one row per block; there are tables."""
+        assert self.tables is not None
         return [None if table is None else table.rows(genome_of_block) for table in self.tables]
 
     def forward(
@@ -577,7 +497,7 @@ def _attention_like(module: nn.Module, kept: torch.dtype) -> RotaryAttention | N
 
 def _feeds_kernels(group: LinearGroup) -> bool:
     """Return whether kernels can read what linear layers compute."""
-    return group.weight.device.type == "cpu" and group.dtype == torch.float32
+    return has_kernels(group.weight.device) and group.dtype == torch.float32
 
 
 def _partition(linears: Mapping[str, nn.Linear | Conv1D]) -> list[tuple[str, ...]]:

@@ -31,13 +31,14 @@ from es_cookbook.common.errors import EngineError, RequestError
 from es_cookbook.engines.base import Target
 from es_cookbook.engines.genome_terms import GenomeFactors, Slots
 from es_cookbook.engines.torch.kernels.experts import ExpertGroup
+from es_cookbook.engines.torch.kernels.low_rank import LowRankTable
 from es_cookbook.engines.torch.kernels.modules import Path as RowPath
+from es_cookbook.engines.torch.kernels.modules import has_kernels
 from es_cookbook.engines.torch.kernels.products import packs
 from es_cookbook.engines.torch.kernels.vectors import VectorTable, host_vectors
 from es_cookbook.engines.torch.memory import trim
 from es_cookbook.engines.torch.population_layers import (
     LinearGroup,
-    LowRankTable,
     PopulationModel,
     factors_of,
 )
@@ -171,6 +172,9 @@ class ResidentWeights:
         """Give back the memory of the centre, and of genomes: nothing but `restore` may follow."""
         self.centre.release()
         self._genome_models.clear()
+        self.model.tables = None
+        if self._tables is not None:
+            self._tables.kept.clear()
         held: dict[int, tuple[torch.UntypedStorage, int]] = {}
         for _, parameter in self._own(self.model.module):
             storage = parameter.untyped_storage()  # several layers that run as one are in one
@@ -274,11 +278,27 @@ Tables: TypeAlias = list[LowRankTable | VectorTable | None]
 """One per linear group; None for a group that the space leaves out. Those of vectors come after."""
 
 
+_Kept: TypeAlias = dict[object, torch.Tensor]
+"""Tables of the genomes before, where graphs read those of the next ones."""
+
+
+def _zeros(
+    kept: _Kept, key: object, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return zeros, on a GPU in the memory of the last ones of this key if these had the shape."""
+    if has_kernels(device):
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    if key not in kept or kept[key].shape != torch.Size(shape):
+        kept[key] = torch.empty(*shape, dtype=dtype, device=device)
+    return kept[key].zero_()
+
+
 class _VectorTables:
     """Makes the tables of a block of genomes that are vectors."""
 
     def __init__(self, model: PopulationModel, space: SearchSpace, centre: Centre) -> None:
         self._space, self._centre, self._device = space, centre, model.module.device
+        self.kept: _Kept = {}
         self._groups: Tables = [None] * len(model.groups)
         host_vectors(model.module, space, len(model.groups), cast(Any, factors_of))
 
@@ -288,7 +308,9 @@ class _VectorTables:
         for name in self._space.shapes:
             own_G = [self._centre.perturbed(genome, name) for genome in (*genomes_G, Genome())]
             vectors_G = torch.stack([*own_G, torch.zeros_like(own_G[0])]).to(self._device)
-            tables.append(VectorTable(vectors_G.view(len(vectors_G), -1, vectors_G.shape[-1])))
+            vectors_G = vectors_G.view(len(vectors_G), -1, vectors_G.shape[-1])
+            held = _zeros(self.kept, name, vectors_G.shape, vectors_G.dtype, self._device)
+            tables.append(VectorTable(held.copy_(vectors_G)))
         return tables
 
     def bytes_of_genome(self) -> int:
@@ -309,6 +331,7 @@ class GenomeTables:
     ) -> None:
         self._space = space
         self._centre = centre
+        self.kept: _Kept = {}
         rank = space.rank if space.adapter is None else space.adapter.lora.rank
         assert rank is not None, "dense genomes need models of their own"
         self._rank = rank
@@ -351,8 +374,8 @@ class GenomeTables:
             group, members = perturbed
             a_sizes, b_sizes = _row_shapes(group, rank, len(members))
             dtype, device = group.dtype, self._device
-            a_G = torch.zeros(num_rows, *a_sizes, dtype=dtype, device=device)
-            b_G = torch.zeros(num_rows, *b_sizes, dtype=dtype, device=device).mT
+            a_G = _zeros(self.kept, (group, "A"), (num_rows, *a_sizes), dtype, device)
+            b_G = _zeros(self.kept, (group, "B"), (num_rows, *b_sizes), dtype, device).mT
             columns_R: list[tuple[int, int]] = []
             for m, (name, place) in enumerate(members):
                 if isinstance(group, ExpertGroup):

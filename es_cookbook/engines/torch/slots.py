@@ -16,7 +16,7 @@ distributions agree.
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
-from typing import cast
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch.kernels.choice import draw, first_largest, log_probabilities
 from es_cookbook.engines.torch.kernels.lanes import Row
-from es_cookbook.engines.torch.kernels.modules import rows_of
+from es_cookbook.engines.torch.kernels.modules import has_kernels, rows_of
 from es_cookbook.engines.torch.population_layers import (
     MIN_ROWS,
     ROWS_PER_BLOCK,
@@ -42,6 +42,9 @@ SCORED_BYTES, SCORED_BYTES_OF_GPU = 1 << 27, 1 << 31
 a product to be as fast as with more, 128 of 262,144 tokens. GPUs want more rows."""
 _BYTES_OF_LOGIT = 4
 _NO_GENOME = -1
+
+Chosen: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+"""Slots, the next token of each, and its log-probability where one is wanted."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -284,8 +287,10 @@ class Forward(ABC):
         tables, own, factors = self._gathered
         if tables is not self._model.tables or not np.array_equal(genomes, own):
             stand_in = genomes[genomes >= 0][0]
-            blocks = torch.from_numpy(np.where(genomes < 0, stand_in, genomes)).to(self.device)
-            factors = self._model.gather(blocks)
+            blocks = np.where(genomes < 0, stand_in, genomes)
+            factors = None
+            if self._model.perturbs(blocks):
+                factors = self._model.gather(torch.from_numpy(blocks).to(self.device))
             self._gathered = self._model.tables, genomes.copy(), factors
         return factors
 
@@ -297,6 +302,27 @@ class Forward(ABC):
     def admit(self, works: Sequence[Work]) -> list[Work]:
         """Return requests for which there is room, in the order in which to prefill them."""
         return list(works)
+
+    def first_tokens(
+        self, table: SlotTable, placed: Sequence[tuple[Work, int]]
+    ) -> Iterator[Chosen]:
+        """Run the prompts of requests in their slots, and choose their first tokens.
+
+        Slots may be released in between.
+        """
+        for slots, logits in self.prefill(table, placed):
+            yield chosen(table, slots, logits, np.arange(len(slots)))
+
+    def next_tokens(self, table: SlotTable) -> Iterator[Chosen]:
+        """Run newest tokens and choose the next ones: one of every slot, or one after the other.
+
+        Slots may be released in between.
+        """
+        logits, rows = self.decode(table)
+        yield chosen(table, table.active.nonzero()[0], logits, rows)
+
+    def release(self) -> None:  # noqa: B027 - most keep nothing
+        """Give back memory that is kept between batches."""
 
     @abstractmethod
     def prefill(
@@ -326,6 +352,20 @@ class Forward(ABC):
 
         Slots stay as they are.
         """
+
+
+def chosen(
+    table: SlotTable, slots: np.ndarray, logits_R_V: torch.Tensor, rows: np.ndarray
+) -> Chosen:
+    """Choose a token for each slot from its row of logits."""
+    uniform = table.uniforms[slots, table.count[slots]]
+    options = table.temperature[slots], table.top_p[slots], uniform
+    tokens = choose_tokens(logits_R_V, *options, rows)
+    logprobs = None
+    if (asked := table.wants_logprobs[slots]).any():
+        logprobs = np.zeros(len(slots), np.float32)
+        logprobs[asked] = token_logprobs(logits_R_V, rows[asked], tokens[asked])
+    return slots, tokens, logprobs
 
 
 _PURPOSE_KEY = derive_seed(0, "token uniforms")
@@ -358,7 +398,9 @@ def choose_tokens(
         Token ids (B,), int64.
     """
     drawn = temperature_B > 0
-    if logits_R_V.device.type == "cpu":
+    if logits_R_V.device.type == "mps":  # which has no float64
+        logits_R_V = logits_R_V.cpu()
+    if has_kernels(logits_R_V.device):
         logits = _for_kernels(logits_R_V)
         tokens_B = np.empty(len(rows_B), np.int64)
         first_largest(logits, rows_B, tokens_B)
@@ -367,13 +409,54 @@ def choose_tokens(
         draw(logits, rows_B[drawn], *options, tokens_of_drawn)
         tokens_B[drawn] = tokens_of_drawn
         return tokens_B
-    tokens_B = logits_R_V.argmax(dim=-1).cpu().numpy()[rows_B]
-    for these in _in_parts(drawn.nonzero()[0], logits_R_V.shape[1]):
-        rows = torch.from_numpy(rows_B[these]).to(logits_R_V.device)
-        options = (each[these, None] for each in (temperature_B, top_p_B, uniform_B))
-        there = (torch.from_numpy(each).to(rows.device) for each in options)
-        tokens_B[these] = draw_on_device(logits_R_V[rows].double(), *there).cpu().numpy()
-    return tokens_B
+    options = torch.from_numpy(np.stack([temperature_B, top_p_B, uniform_B]))
+    choice = Choice(bool(drawn.any()), bool((top_p_B < 1).any()), logprobs=False)
+    rows, options_3_B = (each.to(logits_R_V.device) for each in (torch.from_numpy(rows_B), options))
+    return choose_on_device(logits_R_V[rows], options_3_B, choice)[0].cpu().numpy()
+
+
+class Choice(NamedTuple):
+    """What a batch's requests want of their logits: whether any draws, by top-p, with logprobs."""
+
+    draws: bool
+    nucleus: bool
+    logprobs: bool
+
+    @classmethod
+    def of(cls, table: SlotTable, slots: np.ndarray) -> "Choice":
+        """Return what the requests in these slots want."""
+        draws = table.temperature[slots] > 0
+        nucleus = (draws & (table.top_p[slots] < 1)).any()
+        return cls(bool(draws.any()), bool(nucleus), bool(table.wants_logprobs[slots].any()))
+
+
+def choose_on_device(
+    logits_R_V: torch.Tensor, options_3_R: torch.Tensor, choice: Choice
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Sample a token for each row as `choose_tokens` does, without asking the host for anything.
+
+    Args:
+        logits_R_V: logits.
+        options_3_R: temperature, top-p and uniform number of each row, in float64.
+        choice: what any row wants.
+
+    Returns:
+        Tokens (R,), and their log-probabilities, in float32, if any row wants them.
+    """
+    tokens_R = logits_R_V.argmax(dim=-1)
+    logprobs_R = logits_R_V.new_zeros(len(tokens_R), dtype=torch.float32)
+    step = max(1, _LOGITS_AT_ONCE // logits_R_V.shape[1])
+    for rows in (slice(first, first + step) for first in range(0, len(tokens_R), step)):
+        if choice.draws:
+            temperature, top_p, uniform = options_3_R[:, rows, None]
+            steady = temperature.masked_fill(temperature == 0, 1.0)
+            logits = logits_R_V[rows].double()
+            drawn = _draw_on_device(logits, steady, top_p, uniform, choice.nucleus)
+            tokens_R[rows] = torch.where(temperature[:, 0] > 0, drawn, tokens_R[rows])
+        if choice.logprobs:
+            logprobs = torch.log_softmax(logits_R_V[rows].float(), dim=-1)
+            logprobs_R[rows] = logprobs.gather(1, tokens_R[rows, None])[:, 0]
+    return tokens_R, logprobs_R if choice.logprobs else None
 
 
 def _for_kernels(logits_R_V: torch.Tensor) -> Row:
@@ -388,14 +471,18 @@ def _in_parts(rows_B: np.ndarray, vocabulary: int) -> list[np.ndarray]:
     return [rows_B[first : first + some] for first in range(0, len(rows_B), some)]
 
 
-def draw_on_device(
-    logits_B_V: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor
+def _draw_on_device(
+    logits_B_V: torch.Tensor,
+    temperature: torch.Tensor,
+    top_p: torch.Tensor,
+    uniform: torch.Tensor,
+    nucleus: bool,
 ) -> torch.Tensor:
-    """Draw a token for each row; options are (B, 1)."""
+    """Draw a token for each row; options are (B, 1); `nucleus`: any top-p is below 1."""
     # Below the largest first: no quotient of a small temperature is infinite but -inf.
     below_top = logits_B_V - logits_B_V.amax(dim=-1, keepdim=True)
     mass = torch.softmax(below_top / temperature, dim=-1)
-    if bool((top_p < 1).any()):
+    if nucleus:
         ordered, order = mass.sort(dim=-1, descending=True, stable=True)
         outside = (ordered.cumsum(dim=-1) - ordered >= top_p) & (top_p < 1)
         mass = mass.masked_fill(torch.zeros_like(outside).scatter(-1, order, outside), 0.0)
@@ -426,7 +513,7 @@ def _log_probabilities(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the most probable tokens, and log-probabilities (B, 2) of `tokens_B` and of these."""
     best_B, logprobs_B_2 = np.empty(len(rows_B), np.int64), np.empty((len(rows_B), 2), np.float32)
-    if logits_R_V.device.type == "cpu":
+    if has_kernels(logits_R_V.device):
         logits = _for_kernels(logits_R_V)
         log_probabilities(logits, rows_B, tokens_B, best_B, logprobs_B_2)
         return best_B, logprobs_B_2

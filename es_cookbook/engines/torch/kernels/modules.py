@@ -72,7 +72,7 @@ class Path:
     def multiplies(self, weight: torch.Tensor) -> bool:
         """Return whether products with this weight are in float32 (`products.multiply`)."""
         products = self.products or weight.dtype
-        return weight.device.type == "cpu" and products in (torch.float32, torch.int8)
+        return has_kernels(weight.device) and products in (torch.float32, torch.int8)
 
     def quantises(self, weight: torch.Tensor) -> bool:
         """Return whether a packed copy of this linear weight is in int8 (`int8.Int8Weight`).
@@ -100,6 +100,14 @@ class Path:
 
 
 FLAT = Path(flat=True)
+
+KERNEL_DEVICES = {"cpu"}
+"""Types of devices on which this package's own kernels compute."""
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Return whether this package's own kernels compute on a device."""
+    return device.type in KERNEL_DEVICES
 
 
 _NO_ROWS = np.zeros((1, 1, 1), np.float32)
@@ -129,7 +137,7 @@ def rows_of(tensor: torch.Tensor) -> Row:
 
 def suits_kernels(tensor: torch.Tensor) -> bool:
     """Return whether kernels can work on a tensor in place."""
-    return tensor.device.type == "cpu" and tensor.dtype == torch.float32
+    return has_kernels(tensor.device) and tensor.dtype == torch.float32
 
 
 class Norm(nn.Module):

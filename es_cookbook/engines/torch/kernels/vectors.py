@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.engines.torch.kernels.modules import has_kernels
 from es_cookbook.evolution.spaces.base import SearchSpace
 
 VectorFactors: TypeAlias = tuple[torch.Tensor, torch.Tensor]
@@ -40,6 +41,11 @@ class VectorTable:
 
     def __len__(self) -> int:
         return len(self.vectors_G)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that batches read."""
+        return (self.vectors_G,)
 
     def rows(self, genome_of_block: torch.Tensor) -> VectorFactors:
         """Return the vectors for blocks of these genomes."""
@@ -103,11 +109,12 @@ class _WithVirtualTokens(nn.Module):
         virtual = ids >= self.num_embeddings
         found = self.embedding(ids.masked_fill(virtual, 0))
         factors = self._factors(self._index)
-        if factors is not None and virtual.any():
+        # A GPU would have the host wait for the answer.
+        if factors is not None and (not has_kernels(ids.device) or virtual.any()):
             vectors_G, genome_of_block = factors
             rows = genome_of_block[:, None].expand(-1, ids.numel() // len(genome_of_block))
-            own = rows.reshape(ids.shape)[virtual], ids[virtual] - self.num_embeddings
-            found[virtual] = vectors_G[own].to(found.dtype)
+            own = rows.reshape(ids.shape), (ids - self.num_embeddings).clamp(min=0)
+            found = torch.where(virtual[..., None], vectors_G[own].to(found.dtype), found)
         return found
 
 

@@ -1,0 +1,1 @@
+"""What the torch engine does on GPUs alone."""
