@@ -1,6 +1,7 @@
 """The engine on llama.cpp beside llama.cpp itself, with the chat model (`make chat-model`).
 
     python -m benchmarks.llama_cpp
+    python -m benchmarks.llama_cpp memory
 
 The server of llama.cpp has one adapter fixed, and answers the same prompts as each genome: tokens
 per processor second of both processes of the engine are compared with those of the server's. The
@@ -8,12 +9,21 @@ server keeps the template's tokens from one round to the next, a genome computes
 greedy answers of the base and of one genome, which is exported as an adapter, are compared with the
 server's, one at a time, since kernels may round differently in another batch; and the fingerprints
 of two steps with those of the torch engine over the dequantised file. One thread each.
+
+`memory`: a whole run of the recipe `chat`, 64 genomes on a question, over a file with the shape of
+a larger model and random weights. Resident memory of both processes, all libraries included, is
+read several times a second, without pages of models' files, which the system may take back. Linux
+only.
 """
 
 import asyncio
+import contextlib
 import importlib
 import math
+import os
 import random
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -23,13 +33,16 @@ from pathlib import Path
 from typing import Any
 
 import chz
+import numpy as np
 import psutil
 
 from benchmarks.harness import CHAT_MODEL, Row, mirrored_pairs, ratios, report, row
+from es_cookbook.checkpoints.model_files import CACHE
 from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest, Target
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
+from es_cookbook.plugins.gguf.header import import_gguf
 from es_cookbook.plugins.llama_cpp.engine import LlamaCppEngineBuilder
 from es_cookbook.plugins.llama_cpp.model import load
 from es_cookbook.rl.types import Observation, SamplingParams
@@ -39,6 +52,11 @@ SPACE = Adapter(rank=1, alpha=2.0)
 ROWS, TOKENS, REPEATS, GENOMES, ANSWERS = 32, 16, 3, 4, 100
 GENOMES_G = mirrored_pairs(64, sigma=0.03)
 STEPS = [Step((Term(5, 0.01), Term(6, -0.02))), Step((Term(7, 0.01),), decay=0.1)]
+RUN = (
+    *("engine=llama_cpp", "search_space=adapter", "optimizer.sigma=0.028"),
+    *("optimizer.learning_rate=0.075", "optimizer.population_size=64", "num_generations=1"),
+    *("dataset.problems_per_generation=1", "dataset.num_test=4", "sampling.max_tokens=2"),
+)
 _server: dict[str, Any] = {}
 
 
@@ -107,9 +125,9 @@ async def answers(
     return sum(len(action.tokens_T) for action in found), [action.text for action in found]
 
 
-def processes() -> list[psutil.Process]:
-    """Return this process and the engine's."""
-    this = psutil.Process()
+def processes(driver: int | None = None) -> list[psutil.Process]:
+    """Return a process, by default this one, and those of its engine."""
+    this = psutil.Process(driver)
     kids = this.children(recursive=True)
     return [this, *(kid for kid in kids if any("llama_cpp.child" in a for a in kid.cmdline()))]
 
@@ -182,10 +200,85 @@ async def measure(adapter: Path) -> list[Row]:
     return rows
 
 
-def main() -> None:
+def write_random(file: Path, width: int, inner: int, layers: int) -> None:
+    """Write a Llama with random weights in 8 bits (Q8_0) and the chat model's tokenizer."""
+    gguf = import_gguf()
+    writer, heads = gguf.GGUFWriter(file, "llama"), width // 64
+    fields = gguf.GGUFReader(FILE).fields
+    for name, field in fields.items():
+        if name.startswith("tokenizer."):
+            writer.add_key_value(name, field.contents(), field.types[0], *field.types[1:])
+    for name, value in (
+        *(("context_length", 2048), ("embedding_length", width), ("feed_forward_length", inner)),
+        *(("block_count", layers), ("head_count", heads), ("head_count_kv", heads // 4)),
+        ("layer_norm_rms_eps", 1e-5),
+    ):
+        getattr(writer, f"add_{name}")(value)
+    keys = width // 4
+    of_layer = {"attn_q": (width, width), "attn_k": (keys, width), "attn_v": (keys, width)}
+    of_layer |= {"attn_output": (width, width), "attn_norm": (width,), "ffn_norm": (width,)}
+    of_layer |= {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
+    vocabulary = len(fields["tokenizer.ggml.tokens"].contents())
+    shapes = {"token_embd.weight": (vocabulary, width), "output_norm.weight": (width,)}
+    for layer in range(layers):
+        shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in of_layer.items()}
+    for name, shape in shapes.items():
+        if len(shape) == 1:
+            writer.add_tensor_info(name, shape, np.dtype(np.float32), 4 * shape[0])
+        else:
+            stored, kind = (shape[0], shape[1] // 32 * 34), gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor_info(name, stored, np.dtype(np.uint8), math.prod(stored), kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    draw = np.random.default_rng(0).integers
+    for shape in shapes.values():
+        if len(shape) == 1:
+            writer.write_tensor_data(np.ones(shape, np.float32))
+            continue
+        blocks = draw(0, 256, (shape[0], shape[1] // 32, 34), np.uint8)
+        blocks[..., :2] = np.frombuffer(np.float16(0.01 / shape[1] ** 0.5).tobytes(), np.uint8)
+        writer.write_tensor_data(blocks.reshape(shape[0], -1))
+    writer.close()
+
+
+def memory(directory: Path) -> list[Row]:
+    """Watch a run; its processes are found by name."""
+    file = directory / "random.gguf"
+    write_random(file, width=1024, inner=2816, layers=24)
+    command = [sys.executable, "-m", "es_cookbook", "chat", f"model_name={file}", *RUN]
+    where = {CACHE: str(directory / "cache"), "OMP_NUM_THREADS": "1"}
+    began, peak = time.monotonic(), [0.0, 0.0]
+    run = subprocess.Popen([*command, f"log_path={directory / 'run'}"], env=os.environ | where)
+    while run.poll() is None:
+        with contextlib.suppress(psutil.Error):  # One that has just ended.
+            both = [beside_models(each) for each in processes(run.pid)]
+            peak = [max(peak[0], sum(both)), max(peak[1], sum(both[1:]))]
+        time.sleep(0.05)
+    rows = [
+        row("the run ended well", [run.returncode == 0], "", at_least=1),
+        row("the file", [file.stat().st_size / 1e6], "MB"),
+        row("both processes besides models' files", [peak[0]], "MB", at_most=1000),
+        row("of which llama.cpp's process", [peak[1]], "MB"),
+        row("the run's time", [time.monotonic() - began], "s", at_most=180),
+    ]
+    return rows
+
+
+def beside_models(process: psutil.Process) -> float:
+    """Return resident memory without models' files, in MB."""
+    files = (".gguf", ".safetensors")
+    maps = process.memory_maps()
+    return sum(each.rss for each in maps if not each.path.endswith(files)) / 1e6
+
+
+def main(part: str = "") -> None:
     with tempfile.TemporaryDirectory() as directory:
-        report("llama_cpp", asyncio.run(measure(Path(directory) / "adapter.gguf")))
+        if part == "memory":
+            report("llama_cpp", memory(Path(directory)), part)
+        else:
+            report("llama_cpp", asyncio.run(measure(Path(directory) / "adapter.gguf")))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

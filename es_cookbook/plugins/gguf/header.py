@@ -121,7 +121,9 @@ def read_header(path: Path) -> Header:
     except ModelError:
         raise
     except Exception as error:  # The library raises many kinds; to the user it is one mistake.
-        raise refused(path, f"cannot be read: {error}"[:300]) from error
+        is_cut = "cannot reshape" in str(error)
+        what = "it ends in the middle of its weights" if is_cut else error
+        raise refused(path, f"cannot be read: {what}"[:300]) from error
     header = Header(metadata, tensors)
     _check_model(path, header)
     return header

@@ -78,7 +78,7 @@ class LlamaCppEngine(Engine):
         if (max_model_len or 1) > self._most_cells:
             needed = (max_model_len or 1) * model.bytes_per_token
             raise ConfigError(
-                f"engine.max_model_len={max_model_len}: keys and values of one request take "
+                f"engine.max_model_len={max_model_len or 1}: keys and values of one request take "
                 f"{show_bytes(needed)}, and engine.kv_cache_gib and half of the free memory hold "
                 f"{show_bytes(cache_bytes)}; lower the first, or raise the second"
             )

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from es_cookbook.common.errors import EngineError, ModelError
 from es_cookbook.common.machine.processes import Process
+from es_cookbook.common.terminal import show_bytes
 
 _RAM_DISK = Path("/dev/shm")
 
@@ -45,12 +46,24 @@ class LlamaProcess:
 
     @staticmethod
     async def start(num_factors: int, rows: int, vocabulary: int) -> "LlamaProcess":
-        """Start the process, without a model."""
+        """Start the process, without a model.
+
+        Raises:
+            EngineError: There is no room for the shared memory.
+        """
         ours, theirs = socket.socketpair()
         where = _RAM_DISK if _RAM_DISK.is_dir() else None
         with tempfile.TemporaryFile(dir=where) as file, theirs:
             size = num_factors + rows * vocabulary
-            os.truncate(file.fileno(), size * 4)
+            try:  # Room for all of it, or a later write to it would end this process.
+                file.write(bytes(size * 4))
+                file.flush()
+            except OSError as error:
+                raise EngineError(
+                    f"engine=llama_cpp shares {show_bytes(size * 4)} with llama.cpp's process in "
+                    f"{where or tempfile.gettempdir()}, which has no room for them: "
+                    f"{error.strerror}; lower engine.max_batch_size, or make room"
+                ) from error
             shared = np.frombuffer(mmap.mmap(file.fileno(), 0), np.float32)
             descriptors = theirs.fileno(), file.fileno()
             module = "es_cookbook.plugins.llama_cpp.child"

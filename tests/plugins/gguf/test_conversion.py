@@ -324,7 +324,7 @@ def dimensions(data: bytes, *shape: int) -> bytes:
         (lambda data: patched(data, 8, "Q", 2**60), "announces 1,152,921,504,606,846,976 tensors"),
         (lambda data: patched(data, 24, "Q", 2**60), "has a string of"),
         (lambda data: data[: data.rindex(b"blk.1.")], "in the middle of its header"),
-        (lambda data: data[:-40], "cannot be read"),
+        (lambda data: data[:-40], "ends in the middle of its weights"),
         (lambda data: with_bytes(data, 2**21 + 1), "too many entries in its arrays"),
         (lambda data: dimensions(data, 2**63, 2**63), "cannot be read"),
     ],
