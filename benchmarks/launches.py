@@ -10,12 +10,12 @@ has random weights, and the layers and heads of SmolLM2-135M at a fraction of th
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import chz
 import numpy as np
+import pytest
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -89,14 +89,6 @@ class Counter(TorchDispatchMode):
             self._inside = False
 
         return repeat
-
-
-@contextmanager
-def as_on_a_gpu() -> Iterator[None]:
-    """Run without the kernels of the CPU inside."""
-    modules.KERNEL_DEVICES.clear()
-    yield
-    modules.KERNEL_DEVICES.add("cpu")
 
 
 def host(config: Config) -> PopulationModel:
@@ -173,7 +165,8 @@ def counts(config: Config, model: PopulationModel, temperature: float, *, captur
 def measure(config: Config) -> list[Row]:
     """Count both paths, greedy and at temperature 1."""
     rows: list[Row] = []
-    with as_on_a_gpu(), torch.inference_mode():
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setattr(modules, "KERNEL_DEVICES", frozenset())  # all runs as on a GPU
         model = host(config)
         for name, temperature in (("greedy", 0.0), ("temperature 1", 1.0)):
             usual = counts(config, model, temperature, captures=False)

@@ -209,7 +209,7 @@ class TorchEngine(Engine):
         vocabulary = Vocabulary(model, self.tokenizer)
         self._limits = self.traits.context_length, vocabulary.size
         self._never = vocabulary.never
-        texts = AnswerTexts(self.tokenizer), np.array(vocabulary.ends, np.int64)
+        texts, ends = AnswerTexts(self.tokenizer), np.array(vocabulary.ends, np.int64)
         never = torch.tensor(sorted(self._never), device=model.device) if self._never else None
 
         def forward() -> Forward:
@@ -219,11 +219,11 @@ class TorchEngine(Engine):
             # Lanes beside each other would move what graphs of others read.
             if (capture := captures(model.device)) is None or plan.num_lanes > 1:
                 return FlatForward(*flat)
-            return CapturedForward(*flat, texts[1], capture)
+            return CapturedForward(*flat, ends, capture)
 
         self._lanes = [
             Lane(
-                *(self._queue, forward(), plan, *texts),
+                *(self._queue, forward(), plan, texts, ends),
                 *(self._deliver, self._tell, partial(self._served, i)),
             )
             for i in range(plan.num_lanes)

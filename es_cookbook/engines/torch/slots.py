@@ -409,10 +409,11 @@ def choose_tokens(
         draw(logits, rows_B[drawn], *options, tokens_of_drawn)
         tokens_B[drawn] = tokens_of_drawn
         return tokens_B
-    options = torch.from_numpy(np.stack([temperature_B, top_p_B, uniform_B]))
+    options_3_R = np.zeros((3, len(logits_R_V)))  # other rows draw nothing
+    options_3_R[:, rows_B] = temperature_B, top_p_B, uniform_B
     choice = Choice(bool(drawn.any()), bool((top_p_B < 1).any()), logprobs=False)
-    rows, options_3_B = (each.to(logits_R_V.device) for each in (torch.from_numpy(rows_B), options))
-    return choose_on_device(logits_R_V[rows], options_3_B, choice)[0].cpu().numpy()
+    options = torch.from_numpy(options_3_R).to(logits_R_V.device)
+    return choose_on_device(logits_R_V, options, choice)[0].cpu().numpy()[rows_B]
 
 
 class Choice(NamedTuple):
@@ -445,8 +446,7 @@ def choose_on_device(
     """
     tokens_R = logits_R_V.argmax(dim=-1)
     logprobs_R = logits_R_V.new_zeros(len(tokens_R), dtype=torch.float32)
-    step = max(1, _LOGITS_AT_ONCE // logits_R_V.shape[1])
-    for rows in (slice(first, first + step) for first in range(0, len(tokens_R), step)):
+    for rows in _in_parts(*logits_R_V.shape):
         if choice.draws:
             temperature, top_p, uniform = options_3_R[:, rows, None]
             steady = temperature.masked_fill(temperature == 0, 1.0)
@@ -465,10 +465,10 @@ def _for_kernels(logits_R_V: torch.Tensor) -> Row:
     return rows_of(logits_R_V.contiguous())
 
 
-def _in_parts(rows_B: np.ndarray, vocabulary: int) -> list[np.ndarray]:
+def _in_parts(rows: int, vocabulary: int) -> list[slice]:
     """Split rows of logits into parts, each as large as copies of logits may be at once."""
     some = max(1, _LOGITS_AT_ONCE // vocabulary)
-    return [rows_B[first : first + some] for first in range(0, len(rows_B), some)]
+    return [slice(first, first + some) for first in range(0, rows, some)]
 
 
 def _draw_on_device(
@@ -517,7 +517,7 @@ def _log_probabilities(
         logits = _for_kernels(logits_R_V)
         log_probabilities(logits, rows_B, tokens_B, best_B, logprobs_B_2)
         return best_B, logprobs_B_2
-    for these in _in_parts(np.arange(len(rows_B)), logits_R_V.shape[1]):
+    for these in _in_parts(len(rows_B), logits_R_V.shape[1]):
         rows, tokens = (
             torch.from_numpy(each[these]).to(logits_R_V.device) for each in (rows_B, tokens_B)
         )

@@ -101,7 +101,7 @@ class Path:
 
 FLAT = Path(flat=True)
 
-KERNEL_DEVICES = {"cpu"}
+KERNEL_DEVICES = frozenset({"cpu"})
 """Types of devices on which this package's own kernels compute."""
 
 
