@@ -18,7 +18,6 @@ only.
 
 import asyncio
 import contextlib
-import importlib
 import math
 import os
 import random
@@ -46,6 +45,7 @@ from es_cookbook.plugins.gguf.header import import_gguf
 from es_cookbook.plugins.llama_cpp.engine import LlamaCppEngineBuilder
 from es_cookbook.plugins.llama_cpp.model import load
 from es_cookbook.rl.types import Observation, SamplingParams
+from tests.llama_server import started
 
 FILE = str(CHAT_MODEL)
 SPACE = Adapter(rank=1, alpha=2.0)
@@ -62,16 +62,7 @@ _server: dict[str, Any] = {}
 
 def start_server(adapter: str | None, rows: int) -> None:
     """Load the file into a server, with an adapter or none."""
-    xllamacpp = importlib.import_module("xllamacpp")
-    params = xllamacpp.CommonParams()
-    params.model.path, params.verbosity = FILE, 1
-    params.n_parallel, params.n_ctx = rows, max(rows, 4) * 128
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-    if adapter is not None:
-        info = xllamacpp.CommonAdapterLoraInfo()
-        info.path, info.scale = adapter, 1.0
-        params.lora_adapters = [info]
-    _server["server"] = xllamacpp.Server(params)
+    _server["server"] = started(FILE, adapter, rows, max(rows, 4) * 128)
 
 
 def ask_server(prompts_P: Sequence[Sequence[int]]) -> tuple[float, list[str]]:

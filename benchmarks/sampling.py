@@ -125,7 +125,7 @@ def endless_model(directory: Path, source: str | Path = BUNDLED_MODEL) -> Path:
     return directory
 
 
-def _save_random(
+def save_random(
     directory: Path,
     kind: type[PreTrainedModel],
     config: PreTrainedConfig,
@@ -159,7 +159,7 @@ def hybrid_model(directory: Path) -> Path:
         max_position_embeddings=512,
         pad_token_id=0,
     )
-    return _save_random(directory, Lfm2ForCausalLM, config)
+    return save_random(directory, Lfm2ForCausalLM, config)
 
 
 def model_of_20m(directory: Path) -> Path:
@@ -175,7 +175,7 @@ def model_of_20m(directory: Path) -> Path:
         tie_word_embeddings=True,
         pad_token_id=0,
     )
-    return _save_random(directory, Qwen2ForCausalLM, config)
+    return save_random(directory, Qwen2ForCausalLM, config)
 
 
 def model_of_half_a_billion(directory: Path) -> Path:
@@ -191,7 +191,7 @@ def model_of_half_a_billion(directory: Path) -> Path:
         tie_word_embeddings=True,
         pad_token_id=0,
     )
-    return _save_random(directory, Qwen2ForCausalLM, config, torch.bfloat16)
+    return save_random(directory, Qwen2ForCausalLM, config, torch.bfloat16)
 
 
 CASES = (

@@ -25,10 +25,10 @@ on the line between two measurements. One dependence on the length is left: α o
 the number of generations, which is as many as take about four minutes.
 
 **Costs.** Seconds are processor seconds of training and of the search for σ, without evaluations:
-those of one idle core, whatever else the machine does. An evaluation
-is one genome that answers a question or reads an answer to it, or one answer of the centre or of a
-gradient's model. With `best` a genome reads answers to some of the questions only, and all count.
-Memory is the peak of a run's own process, less what it has after the imports that all have.
+those of one idle core, whatever else the machine does. An evaluation is one genome that answers a
+question or reads an answer to it, or one answer of the centre or of a gradient's model. With `best`
+a genome reads answers to some of the questions only, and all count. Memory is the peak of a run's
+own process, less what it has after the imports that all have.
 """
 
 import dataclasses

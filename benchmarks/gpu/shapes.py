@@ -143,10 +143,13 @@ async def _on_vllm(case: _Case, what: str, emit: Emit) -> None:
         lambda: start_plain(str(case.path), sizes.dtype, cache, eager=sizes.dry, more=of_gpu | more)
     )
     contest = case.contest
-    plainly = lambda: plain_generation(  # noqa: E731
-        plain, ids, contest.prompts_P, sizes.genomes, sizes.tokens
-    )
-    async for found in contest.by_turns({"plain": plainly}):
+    async for found in contest.by_turns(
+        {
+            "plain": lambda: plain_generation(
+                plain, ids, contest.prompts_P, sizes.genomes, sizes.tokens
+            )
+        }
+    ):
         theirs = contest.rates(found["plain"], sizes.genomes)
         emit(row(f"{what}: plain vLLM", theirs, "tokens/s"))
         of_plain = ratios(ours[: len(theirs)], theirs)

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.harness import Row, interleaved
+from benchmarks.sampling import save_random
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 
 Emit: TypeAlias = Callable[[Row], None]
@@ -154,13 +155,10 @@ def architecture(
 
 def write_model(directory: Path, sizes: Sizes) -> Path:
     """Write a model of random weights with the bundled model's tokenizer."""
-    tokenizer = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
-    tokenizer.save_pretrained(directory)
+    vocabulary = len(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
     # Tied: vLLM has no LoRA slot for a separate head, which genomes would perturb.
-    shape = architecture(sizes.model, sizes.dtype, len(tokenizer), tied=True)
-    torch.manual_seed(0)
-    Qwen2ForCausalLM(shape).to(getattr(torch, sizes.dtype)).save_pretrained(directory)
-    return directory
+    shape = architecture(sizes.model, sizes.dtype, vocabulary, tied=True)
+    return save_random(directory, Qwen2ForCausalLM, shape, getattr(torch, sizes.dtype))
 
 
 def wait(device: torch.device) -> None:

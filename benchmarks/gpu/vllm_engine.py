@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import chz
 from transformers import AutoTokenizer
 
 from benchmarks.engines import HISTORY, plain_generation, sample, shut_down, start_plain
@@ -60,11 +61,15 @@ def prepare(sizes: Sizes) -> None:
         vars(importlib.import_module("vllm.v1.engine.utils"))["get_mp_context"] = warm_context
 
 
-def builder_of(sizes: Sizes, **options: Any) -> VLLMEngineBuilder:  # noqa: ANN401
+def builder_of(sizes: Sizes, **options: object) -> VLLMEngineBuilder:
     """Return the builder of an engine that takes its share of the GPU."""
-    given: dict[str, Any] = {"dtype": sizes.dtype, "max_genomes": sizes.genomes}
-    given |= {"kv_cache_gib": sizes.kv_gib, "gpu_memory_utilization": sizes.share}
-    return VLLMEngineBuilder(**given | options)
+    builder = VLLMEngineBuilder(
+        dtype=sizes.dtype,
+        max_genomes=sizes.genomes,
+        kv_cache_gib=sizes.kv_gib,
+        gpu_memory_utilization=sizes.share,
+    )
+    return chz.replace(builder, **options)
 
 
 class Engines:
@@ -76,7 +81,7 @@ class Engines:
         builder = builder_of(sizes)
         self._starts: Mapping[str, Callable[[], Awaitable[Any]]] = {
             "bundled": lambda: self._start(builder_of(sizes, max_genomes=_COMPARED), str(endless)),
-            "plain": lambda: self._plain(sizes, path),
+            "plain": lambda: self._start_plain(sizes, path),
             "population": lambda: self._start(builder, path),
             "eager": lambda: self._start(builder_of(sizes, enforce_eager=True), path),
             "one by one": lambda: self._start(builder, path, FullRank()),
@@ -92,9 +97,13 @@ class Engines:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._stack.aclose()
 
-    async def get(self, name: str) -> Any:  # noqa: ANN401
+    async def get(self, name: str) -> Engine:
         """Return an engine once it has started."""
         return await self._tasks[name]
+
+    async def plain(self) -> "AsyncLLM":
+        """Return vLLM without a population, once it has started."""
+        return await self._tasks["plain"]
 
     async def _start(
         self, builder: VLLMEngineBuilder, path: str, space: LowRank | FullRank | None = None
@@ -103,7 +112,7 @@ class Engines:
         self._stack.push_async_callback(engine.close)
         return engine
 
-    async def _plain(self, sizes: Sizes, path: str) -> "AsyncLLM":
+    async def _start_plain(self, sizes: Sizes, path: str) -> "AsyncLLM":
         cache, more = round(sizes.kv_gib * 2**30), {"gpu_memory_utilization": sizes.share}
         llm = await asyncio.to_thread(
             lambda: start_plain(path, sizes.dtype, cache, eager=sizes.dry, more=more)
@@ -142,7 +151,7 @@ async def _answers_of_torch(contest: Population, engines: Engines, emit: Emit) -
 
     Of the bundled model's genomes, which have fewer near-ties than random weights.
     """
-    engine: Engine = await engines.get("bundled")
+    engine = await engines.get("bundled")
     path = engine.tokenizer.name_or_path
     reference = await TorchEngineBuilder(dtype=contest.sizes.dtype, device="cpu")(
         model_name=path, search_space=LowRank()
@@ -181,7 +190,7 @@ async def _population(contest: Population, engines: Engines, emit: Emit) -> None
     population = await engines.get("population")
     same = float(await population.restore(HISTORY) == restored_on_cpu(contest))
     emit(row("vLLM engine: the CPU's fingerprint", [same], "", at_least=1))
-    plain, eager = await engines.get("plain"), await engines.get("eager")
+    plain, eager = await engines.plain(), await engines.get("eager")
     single = await engines.get("one by one")
     whole = [contest.genomes_G]
     async for found in contest.by_turns(
@@ -216,7 +225,7 @@ async def _other_slots(contest: Population, engines: Engines, emit: Emit) -> Non
     """Ask genomes again after others had their slots; random weights have many near-ties."""
     first, others = _two_populations(contest.sizes.genomes)
     for name, what in {"population": "with CUDA graphs", "eager": "without"}.items():
-        engine: Engine = await engines.get(name)
+        engine = await engines.get(name)
         before, between, after = [
             await _answered(engine, genomes_G, contest.prompts_P, contest.params)
             for genomes_G in (first, others, first)
@@ -229,7 +238,7 @@ async def _other_slots(contest: Population, engines: Engines, emit: Emit) -> Non
 async def _reading(contest: Population, engines: Engines, emit: Emit) -> None:
     """Measure prompts without answers, and log-probabilities of their second halves."""
     sizes, ids = contest.sizes, itertools.count()
-    plain, population = await engines.get("plain"), await engines.get("population")
+    plain, population = await engines.plain(), await engines.get("population")
     prompts_P, half = contest.prompts(sizes.read), sizes.read // 2
     targets, one = range(sizes.genomes), SamplingParams(max_tokens=1)
     asked = [LogprobsRequest(g, p[:half], p[half:]) for g in targets for p in prompts_P]
