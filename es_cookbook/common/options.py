@@ -113,11 +113,9 @@ def options_of(config: "type | chz.Blueprint[object]") -> dict[str, Option]:
 
 def _class_of(spec: object) -> type | None:
     """Return the chz class of an object, or the one that a class or a partial builds."""
-    is_partial = isinstance(spec, functools.partial)
-    found = cast("functools.partial[object]", spec).func if is_partial else spec
-    if not chz.is_chz(found):
-        return None
-    return found if isinstance(found, type) else type(found)
+    built_by = getattr(spec, "func", spec) if isinstance(spec, functools.partial) else spec
+    found = built_by if isinstance(built_by, type) else type(built_by)
+    return found if chz.is_chz(found) else None
 
 
 def _doc_of(config_class: type | None, name: str) -> str:
@@ -206,12 +204,15 @@ def blueprint_of(
         found = _UNFIT.match(str(error))
         if found is None or (path := found[1]) not in given:
             raise OptionError(" ".join(str(error).split())) from error
-        others = {name: text for name, text in given.items() if name != path}
-        accepted = blueprint_of(config, others)[1][path].accepts
+        options = blueprint_of(config, {n: text for n, text in given.items() if n != path})[1]
+        accepted = options[path].accepts
+        fields = [option for option in options if option.startswith(f"{path}.")]
         if found[2]:  # It is chosen by a name.
             said = found[3]
         elif "|" in accepted and " " not in accepted:
             said = nearest(given[path], accepted.split("|"))
+        elif fields:
+            said = f"it has no choices; set its fields, as in {fields[0]}=..."
         else:
             said = f"it must be {accepted}"
         raise OptionError(f"{path}={given[path]}: {' '.join(said.split())}") from error

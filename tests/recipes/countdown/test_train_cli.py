@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[3]
     [
         ("optimizer.sigmo=1", 2, "did you mean 'optimizer.sigma'?"),
         ("engine=torhc", 2, "did you mean 'torch'?"),
+        ("sampling=greedy", 2, "it has no choices; set its fields, as in sampling."),
         (
             "optimizer.population_size=7",
             1,
