@@ -97,7 +97,9 @@ class Contestant:
     told: Told
     generations: tuple[int, int, int, int]
     options: Mapping[str, object] = dataclasses.field(default_factory=dict[str, object])
-    of_task: Mapping[str, Mapping[str, object]] = types.MappingProxyType({})
+    of_task: Mapping[str, Mapping[str, object]] = dataclasses.field(
+        default_factory=dict[str, Mapping[str, object]]
+    )
 
     @property
     def rate(self) -> str:
