@@ -64,4 +64,5 @@ class ChatDatasetBuilder(GeneratedDatasetBuilder):
             asked = render_observation(tokenizer, problem.question, chat=True)
             asked = dataclasses.replace(asked, max_tokens=longest)
             env = functools.partial(_ChatEnv, asked, self.task, problem)
-            yield ProblemGroupBuilder(env, problem.question, problem.gold)
+            tags = ("_".join(dict(problem.wanted)),) if self.task == "extraction" else ()
+            yield ProblemGroupBuilder(env, problem.question, problem.gold, problem_tags=tags)

@@ -13,6 +13,7 @@ TASKS: tuple[Task, ...] = (
     *("sums", "differences", "chain_sum"),
     *("constraints", "conciseness", "extraction"),
 )
+KEYS = {"name_count_price", "name_city_item", "item_name_price", "city_name"}
 ASCII = "".join(map(chr, range(33, 127))) + "ĠĊ"
 
 
@@ -25,6 +26,8 @@ async def test_gold_answers_earn_everything_and_no_test_problem_is_trained_on(ta
     asked = {builder.name for builder in train.builders}
     held_out = {builder.name for builder in test_P}
     assert len(asked) >= 250 and len(held_out) >= 35 and asked.isdisjoint(held_out)
+    tags = {tag for builder in test_P for tag in builder.tags}
+    assert tags == (KEYS if task == "extraction" else set())
     other = [p.question for p in islice(generate_problems(task, 1, "development", 1), 20)]
     assert held_out.isdisjoint(other) and asked.isdisjoint(other)
     for problem in islice(generate_problems(task, 0, "test", 0), 50):
