@@ -356,7 +356,7 @@ def results_of(task: str, names: Sequence[str], plan: Plan) -> Task:
     workers = num_cores()
     tried_of = tune(names, trial, plan.factors, plan.longest_grid, workers)
     found: Task = {
-        "command": f"python -m benchmarks.study {task}",
+        "command": _command(task, names),
         "machine": machine(),
         "commit": commit(),
         "questions": {"tuning": of_task.plan.num_tuning, "test": of_task.plan.num_test},
@@ -379,6 +379,10 @@ def results_of(task: str, names: Sequence[str], plan: Plan) -> Task:
         told = CONTESTANTS[name].told
         found["contestants"][name] = {"told": told, "tuned": tuned, "runs": runs}
     return found
+
+
+def _command(task: str, names: Sequence[str]) -> str:
+    return f"python -m benchmarks.study {' '.join([task, *names])}"
 
 
 def _in_a_process(function: Callable[..., _T], *arguments: object) -> _T:
@@ -483,6 +487,7 @@ def main(words: Sequence[str]) -> None:
     if path.exists():  # Of contestants that were run another time.
         before = cast(Task, json.loads(path.read_text()))
         found["contestants"] = {**before["contestants"], **found["contestants"]}
+        found["command"] = _command(task, [*found["contestants"]])
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, [json.dumps(found, indent=1).encode(), b"\n"])
     if first != "try":
