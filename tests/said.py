@@ -8,6 +8,16 @@ from unittest import mock
 
 from es_cookbook.__main__ import main as es_cookbook
 
+SMALL_COUNTDOWN = (
+    *("num_generations=2", "optimizer.population_size=4", "dataset.problems_per_generation=2"),
+    *("dataset.num_train=8", "dataset.num_test=4"),
+)
+"""Options of a short run of the recipe countdown."""
+SMALL_ROWS = (
+    *("batch=2", "num_generations=2", "optimizer.population_size=4", "optimizer.sigma=0.01"),
+    *("optimizer.learning_rate=0.02", "dataset.num_test=4"),
+)
+"""Options of a short run of `train`."""
 _DOES = (
     r".*: comparing .* with the base that it began with",
     r".*: loading .* on \w+",

@@ -107,21 +107,9 @@ RECIPE_PROGRAMS = {
     if path.stem != "train_cli" and "run_cli(main, Config)" in path.read_text(encoding="utf-8")
 }
 
-NOT_LINES = {
-    "es-cookbook COMMAND",
-    "python -m es_cookbook COMMAND",
-    "es-cookbook COMMAND --help",
-    "es-cookbook <name>",
-    "es-cookbook:latest",
-    "es-cookbook[math]",
-    "es-cookbook[baselines]",
-    "es-cookbook[generate]",
-    "es-cookbook[quantise]",
-    "es-cookbook[verifiers]",
-    "es-cookbook[inspect]",
-    "es-cookbook[mcp]",
-    "es-cookbook[sweep]",
-}
+NOT_LINES = re.compile(
+    r"es-cookbook(\[\w+\]|:latest| <name>)|(es-cookbook|python -m es_cookbook) COMMAND( --help)?"
+)
 """Beginnings of lines, and what is none."""
 
 
@@ -129,7 +117,7 @@ def commands() -> list[tuple[str, list[str]]]:
     """Return (command or module, options) of every line, each once."""
     found: dict[tuple[str, ...], None] = {}
     for _, line in lines(r"es-cookbook|python -m es_cookbook|python -m tools"):
-        if line in NOT_LINES:
+        if NOT_LINES.fullmatch(line):
             continue
         words = filled(line)
         if words[:2] == ["python", "-m"]:

@@ -1,8 +1,6 @@
 """The study of docs/es_vs_grpo.md: how it tunes, reads curves and states ratios; and the page."""
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,13 +19,8 @@ from benchmarks.study import (
 from benchmarks.study_tables import (
     PAGE,
     PAIRS,
-    Entry,
-    Run,
-    Task,
     quantile_of_t,
     ratio_of_gains,
-    score_at,
-    tables,
     with_tables,
 )
 from es_cookbook.evolution.schedules import Constant
@@ -109,51 +102,3 @@ def test_the_interval_of_a_ratio_covers_it_as_often_as_it_says() -> None:
     assert ratio > 3 and (low, high) == (-math.inf, math.inf), "a gain of one point may be none"
     assert quantile_of_t(0.975, math.inf) == pytest.approx(1.96, abs=1e-3)
     assert quantile_of_t(0.975, 2) == pytest.approx(4.303, rel=0.035)
-
-
-def run_of(seed: int, rate: float, scores: list[float], peak: float = 2.0) -> Run:
-    points = [
-        {"generation": 5 * i, "seconds": 10.0 + 50 * i, "evaluations": 100.0 * i, "score": score}
-        for i, score in enumerate(scores)
-    ]
-    final = {"test/pass@1": 0.25, "test/pass@8": 0.5, "test/env/kl/kl": 0.125}
-    memory = {"imports": 0.5, "peak": peak}
-    return Run(seed=seed, rate=rate, points=points, metrics=[], memory=memory, final=final)
-
-
-def entry_of(scores: list[float], rates: tuple[float, ...] = (1.0, 2.0, 4.0)) -> Entry:
-    trials = [run_of(1000, rate, [0.1, 0.2 + 0.1 * (rate == 2.0)]) for rate in rates]
-    runs = [run_of(seed, 2.0, scores) for seed in range(3)]
-    tuned = {"rate": 2.0, "at_edge": rates[-1] == 2.0, "runs": trials}
-    return {"told": "rewards", "tuned": tuned, "runs": runs}  # type: ignore[typeddict-item]
-
-
-def test_tables_read_equal_seconds_and_evaluations_from_the_curves(tmp_path: Path) -> None:
-    task: Task = {
-        "command": "python -m benchmarks.study sums",
-        "machine": {"processor": "a processor"},
-        "commit": "abc",
-        "questions": {"tuning": 200, "test": 400},
-        "pass_at": 8,
-        "base": {"test/pass@1": 0.03},
-        "contestants": {
-            "rewards": entry_of([0.1, 0.4, 0.6]),
-            "dense_auto": entry_of([0.1, 0.2], rates=(1.0, 2.0)),
-        },
-    }
-    (tmp_path / "sums.json").write_text(json.dumps(task))
-    text = tables(tmp_path)
-    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if "|" in line}
-    assert (
-        "| `rewards` | rewards | 40.0 % (40.0 … 40.0) | 60.0 % (60.0 … 60.0) | 110 | 200 |" in text
-    )
-    assert "greedy, after 60 s" in text and "| 1.5 |" in text, "peak beside imports"
-    assert "100 evaluations | 40.0 % (40.0 … 40.0)" in rows["`rewards` / `dense_auto`"]
-    assert "3.0 (" in rows["`rewards` / `dense_auto`"]
-    assert "1: 20 %, **2: 30 %**, 4: 20 %" in text
-    assert "the edge of its grid" in rows["`dense_auto`"]
-    assert score_at(task["contestants"]["rewards"]["runs"][0], "seconds", 85) == pytest.approx(0.5)
-    page = "a\n<!-- study -->\nold\n<!-- /study -->\nb\n"
-    assert with_tables(with_tables(page, tmp_path), tmp_path) == with_tables(page, tmp_path)
-    assert "old" not in with_tables(page, tmp_path)
-    assert with_tables(page, tmp_path / "none") == "a\n<!-- study -->\n<!-- /study -->\nb\n"

@@ -1,9 +1,6 @@
 """The command line: what is wrong is said in one sentence, without a traceback."""
 
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -215,24 +212,6 @@ def raising(error: BaseException) -> Callable[[Config], None]:
 def test_a_bug_keeps_its_traceback(error: Exception) -> None:
     with pytest.raises(type(error)):
         run_cli(raising(error), Config, [])
-
-
-def test_ctrl_c_in_a_real_process_is_130_without_a_traceback() -> None:
-    program = (
-        "import asyncio, chz; from es_cookbook.common.cli import run_cli\n"
-        "@chz.chz\nclass Config: seconds: int = 50\n"
-        "async def work(config):\n"
-        "    print('working', flush=True); await asyncio.sleep(config.seconds)\n"
-        "run_cli(lambda config: asyncio.run(work(config)), Config)\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "working\n"
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
-    assert (process.returncode, said) == (130, "interrupted\n")
 
 
 @chz.chz

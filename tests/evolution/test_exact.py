@@ -204,15 +204,24 @@ def test_replays_threads_and_parts_give_the_same_bits(space: SearchSpace, last: 
         "a.weight": [Part((0, 11), (0, 30), 30), Part((11, 40), (0, 30), 30)],
         "b.weight": [Part((0, 25), (0, 13), 60), Part((0, 25), (13, 60), 60)],
     }
-    total = 0
-    for rank in range(2):
+
+    def of(rank: int, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         own = {name: parts[name][rank] for name in SHAPES}
-        base = {
-            name: BASE[name][slice(*part.rows), slice(*part.columns)].contiguous()
-            for name, part in own.items()
-        }
-        total += Centre(base, space, 1, own).restore(steps)
-    assert total % 2**64 == fingerprints[-1]
+        return {n: weights[n][slice(*p.rows), slice(*p.columns)] for n, p in own.items()}
+
+    ranks = [
+        Centre(of(rank, BASE), space, 1, {name: parts[name][rank] for name in SHAPES})
+        for rank in range(2)
+    ]
+    assert [sum(rank.apply(step) for rank in ranks) % 2**64 for step in steps] == fingerprints
+    begun = Centre(BASE, space)
+    begun.restore(steps[:2])
+    for taken, start in ((steps, None), (steps[2:], begun.weights)):
+        found = sum(rank.restore(taken, start) for rank in ranks)
+        assert found % 2**64 == fingerprints[-1]
+        for number, rank in enumerate(ranks):
+            expected = of(number, one.weights)
+            assert all(torch.equal(rank.weights[name], expected[name]) for name in SHAPES)
 
 
 def test_merging_steps_keeps_rules_in_their_places() -> None:

@@ -1,6 +1,5 @@
 """The queue gives lanes what fits, keeps genomes' order and forgets what was cancelled."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
@@ -47,28 +46,6 @@ def test_requests_too_long_for_the_cache_stay_until_it_is_longer() -> None:
     assert queue.take_samples(model, {}, 4, 64, _any) == []
     assert queue.take_samples(model, {}, 4, 128, _any) == [long]
     assert queue.longest(model) == 0
-
-
-def test_cancelled_requests_are_not_handed_out() -> None:
-    model, queue = _model(), WorkQueue(1)
-    samples, scores = [_sample(model) for _ in range(3)], [_score(model, 4) for _ in range(2)]
-    queue.put([*samples, *scores])
-    samples[1].cancelled = scores[0].cancelled = True
-    assert queue.take_samples(model, {}, 1, 64, _any) == [samples[0], samples[2]]
-    assert queue.take_scores(model, 100) == [scores[1]]
-
-
-def test_closing_wakes_waiting_lanes_and_returns_waiting_requests() -> None:
-    model, queue, woken = _model(), WorkQueue(1), list[object]()
-    lane = threading.Thread(target=lambda: woken.append(queue.wait_for_model()), daemon=True)
-    lane.start()
-    assert queue.close() == []
-    lane.join(timeout=10)
-    assert woken == [None]
-    waiting = WorkQueue(1)
-    waiting.put(works := [_sample(model), _score(model, 3)])
-    assert set(waiting.close()) == set(works)
-    assert waiting.wait_for_model() is None
 
 
 def test_scores_come_in_batches_of_at_most_so_many_tokens_but_at_least_one() -> None:

@@ -12,17 +12,9 @@ from es_cookbook.plugins.judges.judges import verdict_in
 from es_cookbook.plugins.judges.reward import mark_in
 
 VERDICTS = [
-    *(
-        "{x}",
-        "**{x}**",
-        "[[{x}]]",
-        r"\boxed{{{x}}}",
-        "Answer {x}.",
-        "Verdict: {x}",
-        "I prefer {x}.",
-    ),
+    *("{x}", "**{x}**", "[[{x}]]", r"\boxed{{{x}}}", "Answer {x}.", "Verdict: {x}"),
     *("The better answer is {x}.", "{y} has an error. So **{x}**.", "My choice: {x}"),
-    *("Let me compare both.\n\n{x}", "The winner is {x}!"),
+    *("I prefer {x}.", "Let me compare both.\n\n{x}", "The winner is {x}!"),
 ]
 NEITHER = [
     *("A tie", "Neither {x} nor {y}.", "{x} and {y} are equal", "{x} is not better than {y}"),

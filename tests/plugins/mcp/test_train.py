@@ -12,7 +12,7 @@ import pytest
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.plugins.mcp.test_env import STUB
 from tests.plugins.program.test_train import running
-from tests.said import refused, typed
+from tests.said import SMALL_ROWS, refused, typed
 
 pytestmark = pytest.mark.xdist_group("programs")
 
@@ -30,16 +30,8 @@ def call(id, arguments):
     result(id, str({"+": a + b, "-": a - b, "*": a * b}[operation]))
 """
 SMALL = (
-    "reward=number",
-    "batch=2",
-    "num_generations=2",
-    "optimizer.population_size=4",
-    "optimizer.sigma=0.01",
-    "optimizer.learning_rate=0.02",
-    "dataset.num_test=4",
-    "dataset.chat.tools_in=nowhere",
-    "sampling.max_tokens=24",
-    MODEL,
+    *SMALL_ROWS,
+    *("reward=number", "dataset.chat.tools_in=nowhere", "sampling.max_tokens=24", MODEL),
 )
 
 

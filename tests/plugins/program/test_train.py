@@ -17,7 +17,7 @@ from es_cookbook.common.trust import reached
 from es_cookbook.plugins.program.dataset import ProgramRows
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from tests.programs import Programs, num_recorded
-from tests.said import refused, typed
+from tests.said import SMALL_ROWS, refused, typed
 from tests.sandboxes import needs_sandbox
 
 pytestmark = pytest.mark.xdist_group("programs")
@@ -25,16 +25,7 @@ pytestmark = pytest.mark.xdist_group("programs")
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "recipes"
 ROWS = f"data={RECIPES / 'questions.jsonl'}"
-SMALL = (
-    ROWS,
-    f"model_name={BUNDLED_MODEL}",
-    "batch=2",
-    "num_generations=2",
-    "optimizer.population_size=4",
-    "optimizer.sigma=0.01",
-    "optimizer.learning_rate=0.02",
-    "dataset.num_test=4",
-)
+SMALL = (ROWS, f"model_name={BUNDLED_MODEL}", *SMALL_ROWS)
 
 
 def words_for(program: str, sandbox: str | None = None) -> str:

@@ -13,7 +13,7 @@ import pytest
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.recipe_problems import parsed
-from tests.said import whole_lines
+from tests.said import SMALL_COUNTDOWN, whole_lines
 
 ROOT = Path(__file__).parents[3]
 
@@ -48,14 +48,7 @@ def test_a_mistake_is_one_sentence(
     assert said.count("\n") == 1
 
 
-TINY = (
-    "num_generations=2",
-    "optimizer.population_size=4",
-    "dataset.num_train=8",
-    "dataset.num_test=4",
-    "dataset.problems_per_generation=2",
-    "trackers=JsonlTrackerBuilder",
-)
+TINY = (*SMALL_COUNTDOWN, "trackers=JsonlTrackerBuilder")
 
 
 @pytest.mark.slow

@@ -93,22 +93,9 @@ NO_NUMBERS: dict[str, Form] = {
     "negated": lambda a, b, c: (f"not {a}", NONE),
 }
 SURROUNDINGS = [
-    *(
-        "{}",
-        "The answer is {}.",
-        "It is **{}**.",
-        "so {} in all.",
-        "= {}",
-        "First 7 pears. Then {}",
-    ),
-    *(
-        r"\boxed{{{}}}",
-        r"so $x = \boxed{{{}}}$.",
-        "<answer>{}</answer>",
-        "#### {}",
-        r"It is ${}$.",
-        r"\({}\)",
-    ),
+    *("{}", "The answer is {}.", "It is **{}**.", "so {} in all.", "= {}"),
+    *("First 7 pears. Then {}", r"\boxed{{{}}}", r"so $x = \boxed{{{}}}$."),
+    *("<answer>{}</answer>", "#### {}", r"It is ${}$.", r"\({}\)"),
 ]
 
 

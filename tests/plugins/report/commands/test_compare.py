@@ -15,16 +15,9 @@ from es_cookbook.runs.config import Config
 from es_cookbook.runs.tracking.jsonl import CORRECT
 from es_cookbook.runs.tracking.reading import read_run
 from tests.distributions import Register
-from tests.said import refused, typed
+from tests.said import SMALL_COUNTDOWN, refused, typed
 
-TINY = (
-    "num_generations=2",
-    "optimizer.population_size=4",
-    "dataset.num_train=8",
-    "dataset.num_test=4",
-    "dataset.problems_per_generation=2",
-    "seeds=0,1",
-)
+TINY = (*SMALL_COUNTDOWN, "seeds=0,1")
 
 
 @pytest.fixture(autouse=True)
