@@ -9,17 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM
 
+from es_cookbook.checkpoints import models
 from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.model_files import base_identity
-from es_cookbook.checkpoints.models import (
-    base_parameters,
-    end_of_sequence_ids,
-    load_architecture,
-    load_causal_lm,
-    load_tokenizer,
-    parameter_infos,
-    stored_form,
-)
 from es_cookbook.common.errors import ModelError
 from tests.linear_models import make_linear_model
 from tests.tiny_models import EOS, FAMILIES, VOCABULARY
@@ -31,8 +23,8 @@ CPU = torch.device("cpu")
 def test_parameters_have_kinds_and_tied_ones_appear_once(
     tiny_model: Callable[[str], Path], family: str
 ) -> None:
-    model = load_causal_lm(str(tiny_model(family)), "float32", CPU)
-    infos = parameter_infos(model)
+    model = models.load_causal_lm(str(tiny_model(family)), "float32", CPU)
+    infos = models.parameter_infos(model)
     assert {p.name: p.shape for p in infos} == {
         name: tuple(parameter.shape) for name, parameter in model.named_parameters()
     }
@@ -48,13 +40,13 @@ def test_sequences_end_where_the_model_or_its_generation_config_says(
     tiny_model: Callable[[str], Path],
 ) -> None:
     path = str(tiny_model("qwen2"))
-    model, tokenizer = load_causal_lm(path, "float32", CPU), load_tokenizer(path)
-    assert end_of_sequence_ids(model, tokenizer) == (EOS,)
+    model, tokenizer = models.load_causal_lm(path, "float32", CPU), models.load_tokenizer(path)
+    assert models.end_of_sequence_ids(model, tokenizer) == (EOS,)
     assert model.generation_config is not None
     model.generation_config.eos_token_id = [EOS, 7]
-    assert end_of_sequence_ids(model, tokenizer) == (EOS, 7)
+    assert models.end_of_sequence_ids(model, tokenizer) == (EOS, 7)
     model.generation_config, model.config.eos_token_id = None, [5, 4]
-    assert end_of_sequence_ids(model, tokenizer) == (EOS, 4, 5)
+    assert models.end_of_sequence_ids(model, tokenizer) == (EOS, 4, 5)
 
 
 def _copy(path: Path, to: Path) -> Path:
@@ -70,7 +62,7 @@ def test_the_identity_of_a_base_does_not_depend_on_how_its_files_are_split(
 ) -> None:
     whole = tiny_model("llama")
     split = _copy(whole, tmp_path / "split")
-    model = load_causal_lm(str(whole), "auto", CPU)
+    model = models.load_causal_lm(str(whole), "auto", CPU)
     (split / "model.safetensors").unlink()
     model.save_pretrained(split, max_shard_size="20KB")
     assert len(list(split.glob("model-*.safetensors"))) > 2
@@ -159,17 +151,17 @@ def test_parameters_that_stay_in_float32_are_read_so(tmp_path: Path, dtype: str)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter)
     model.save_pretrained(path)
-    held = dict(named_weights(load_causal_lm(path, dtype, CPU)))
+    held = dict(named_weights(models.load_causal_lm(path, dtype, CPU)))
     assert any(weight.dtype == torch.float32 for weight in held.values())
-    found, _ = base_parameters(path, load_architecture(path), held, dtype)
+    found, _ = models.base_parameters(path, models.load_architecture(path), held, dtype)
     assert all(torch.equal(found[name], weight) for name, weight in held.items())
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt2", "qwen3_moe"])
 def test_the_stored_form_is_that_of_checkpoints(tmp_path: Path, family: str) -> None:
     path = make_linear_model(family, tmp_path / "model")
-    parameters = load_causal_lm(str(path), "auto", CPU).named_parameters()
-    as_stored = stored_form(load_architecture(str(path)))
+    parameters = models.load_causal_lm(str(path), "auto", CPU).named_parameters()
+    as_stored = models.stored_form(models.load_architecture(str(path)))
     found = {n: t for name, p in parameters for n, t in as_stored(name, p.detach()).items()}
     stored = _weights(path)
     assert found.keys() == stored.keys()

@@ -7,18 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import RequestError
+from es_cookbook.engines import wire
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
-from es_cookbook.engines.wire import (
-    Request,
-    decode_answers,
-    decode_genomes,
-    decode_requests,
-    decode_steps,
-    encode_answers,
-    encode_genomes,
-    encode_requests,
-    encode_step,
-)
 from es_cookbook.evolution.genome import (
     MAX_COEFFICIENT,
     MAX_SEED,
@@ -60,23 +50,23 @@ requests = st.lists(
 
 @given(st.lists(genomes, max_size=5))
 def test_genomes_come_back(genomes_G: list[Genome]) -> None:
-    assert decode_genomes(encode_genomes(genomes_G)) == genomes_G
+    assert wire.decode_genomes(wire.encode_genomes(genomes_G)) == genomes_G
 
 
 def test_a_genome_takes_about_thirty_bytes() -> None:
     genomes_G = [Genome((Term(MAX_SEED - g // 2, 0.01 * (-1) ** g),)) for g in range(64)]
-    assert len(encode_genomes(genomes_G)) < 30 * 64
+    assert len(wire.encode_genomes(genomes_G)) < 30 * 64
 
 
 @given(st.lists(steps, max_size=4))
 def test_steps_come_back_one_after_the_other(steps: list[Step]) -> None:
-    assert list(decode_steps(b"".join(map(encode_step, steps)))) == steps
+    assert list(wire.decode_steps(b"".join(map(wire.encode_step, steps)))) == steps
 
 
 @given(requests)
-def test_every_request_comes_back_once(requests: list[Request]) -> None:
-    batch, order = encode_requests(requests)
-    assert list(decode_requests(batch)) == [requests[i] for i in order]
+def test_every_request_comes_back_once(requests: list[wire.Request]) -> None:
+    batch, order = wire.encode_requests(requests)
+    assert list(wire.decode_requests(batch)) == [requests[i] for i in order]
     assert sorted(order) == list(range(len(requests)))
 
 
@@ -88,7 +78,7 @@ def test_a_question_is_sent_once_whatever_the_population(num_genomes: int) -> No
         for seed, prompt in enumerate(prompts)
         for g in range(num_genomes)
     ]
-    batch, order = encode_requests(asked)
+    batch, order = wire.encode_requests(asked)
     assert len(batch[1]) < 160 + 2 * num_genomes
     assert order == list(range(len(asked)))
     once = pickle.dumps([(prompt, PARAMS[0], 1) for prompt in prompts])
@@ -101,6 +91,6 @@ def test_answers_and_errors_come_back() -> None:
         (3, Action((3,), "", "length", (-0.5,))),
         (4, [-1.0, -2.5]),
     ]
-    assert decode_answers(encode_answers(answers)) == answers
-    ((number, error),) = decode_answers(encode_answers([(5, RequestError("too long"))]))
+    assert wire.decode_answers(wire.encode_answers(answers)) == answers
+    ((number, error),) = wire.decode_answers(wire.encode_answers([(5, RequestError("too long"))]))
     assert (number, type(error), str(error)) == (5, RequestError, "too long")

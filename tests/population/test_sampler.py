@@ -31,7 +31,6 @@ from es_cookbook.rl.types import (
     SamplingParams,
     StepResult,
     Trajectory,
-    TrajectoryGroup,
 )
 from es_cookbook.runs.directory.directory import add_to_log
 from tests.fakes import FakeEngine, FakePool
@@ -316,16 +315,12 @@ class Duel(Problem):
         return [GroupReward(100.0 if r == max(rewards) else 0.0, {"won": 1.0}) for r in rewards]
 
 
-def shown(group: TrajectoryGroup) -> list[list[float]]:
-    return group.rewards_G_K
-
-
 async def test_group_rewards_see_the_whole_group_over_blocks() -> None:
     plain = await sampler(FakeEngine(), attempts=2).rollout(0, [Problem(0)], GENOMES)
     duel = await sampler(FakeEngine(capacity=4), attempts=2).rollout(0, [Duel(0)], GENOMES)
-    best = max(max(rewards_K) for rewards_K in shown(plain[0]))
-    assert shown(duel[0]) == [
-        [r + (100.0 if r == best else 0.0) for r in rewards_K] for rewards_K in shown(plain[0])
+    best = max(max(rewards_K) for rewards_K in plain[0].rewards_G_K)
+    assert duel[0].rewards_G_K == [
+        [r + (100.0 if r == best else 0.0) for r in rewards_K] for rewards_K in plain[0].rewards_G_K
     ]
 
 
@@ -342,9 +337,9 @@ class Judged(Problem):
 async def test_a_group_reward_can_lose_its_own_rollout() -> None:
     (plain,) = await sampler(FakeEngine()).rollout(0, [Problem(0)], GENOMES)
     (group,) = await sampler(FakeEngine(), max_failed_fraction=0.5).rollout(0, [Judged(0)], GENOMES)
-    expected = [[reward + 1.0 for reward in rewards_K] for rewards_K in shown(plain)]
+    expected = [[reward + 1.0 for reward in rewards_K] for rewards_K in plain.rewards_G_K]
     expected[2] = [math.nan]
-    assert np.array(shown(group)) == pytest.approx(np.array(expected), nan_ok=True)
+    assert np.array(group.rewards_G_K) == pytest.approx(np.array(expected), nan_ok=True)
     assert [lost.reason for lost in lost_rollouts([group])] == ["no verdict"]
     with pytest.raises(TooManyLostError, match=r"1 of the 6 rollouts .*: no verdict"):
         await sampler(FakeEngine(), max_failed_fraction=0).rollout(0, [Judged(0)], GENOMES)

@@ -14,7 +14,7 @@ from es_cookbook.population.scoring import Scoring, loaded
 from es_cookbook.rl.objectives import Mean, Objective, PassAtK
 from es_cookbook.rl.surrogate import AnswersProblem, Surrogate
 from es_cookbook.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition
-from tests.fakes import FakeEngine, Following, problem
+from tests.fakes import FakeEngine, Following, problem, trajectory
 
 BATCH_P = [problem(number, "train") for number in range(3)]
 
@@ -36,13 +36,10 @@ def scoring(pairs: str, objective: Objective, kl: float, preference: float) -> S
 
 def group(reward_of: Callable[[int, int], float], metric: str) -> TrajectoryGroup:
     """Two genomes, two attempts."""
-
-    def rollout(reward: float) -> Trajectory:
-        action = Action((1,), "", "stop")
-        metrics = {metric: float(reward == 1)}
-        return Trajectory((Transition(Observation((1,)), action, reward, metrics, {}),))
-
-    return TrajectoryGroup([[rollout(reward_of(g, k)) for k in range(2)] for g in range(2)])
+    rewards_G_K = [[reward_of(g, k) for k in range(2)] for g in range(2)]
+    return TrajectoryGroup(
+        [[trajectory(r, {metric: float(r == 1)}) for r in rewards_K] for rewards_K in rewards_G_K]
+    )
 
 
 def groups() -> Sequence[TrajectoryGroup]:

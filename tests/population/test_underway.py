@@ -9,14 +9,9 @@ import pytest
 from rich.console import Console
 
 from es_cookbook.population.sampler import Rollouts, Underway
-from es_cookbook.rl.types import Action, Observation, Trajectory, Transition
 from es_cookbook.runs.tracking.base import RunInfo
 from es_cookbook.runs.tracking.live import LiveTracker
-
-
-def answered(reward: float, tokens: int = 10) -> Trajectory:
-    action = Action((1,) * tokens, "", "stop")
-    return Trajectory((Transition(Observation((1,)), action, reward, {}, {}),))
+from tests.fakes import trajectory
 
 
 def running(path: Path, underway: Underway, start: int = 0) -> RunInfo:
@@ -28,7 +23,7 @@ def test_the_time_left_follows_from_the_rollouts_that_have_ended() -> None:
     now.began -= 60
     for done in range(50):
         assert math.isnan(now.seconds_left) == (done < 5)
-        now.ended(answered(1.0), has_reward=True)
+        now.ended(trajectory(1.0), has_reward=True)
     assert now.seconds_left == pytest.approx(60, rel=0.01)
 
 
@@ -43,7 +38,7 @@ def looked_at(path: Path, seconds: float, *, done: int, later: bool = False) -> 
         now = underway.rollouts = Rollouts(1 if later else 0, 10)
         now.began -= seconds
         for _ in range(done):
-            now.ended(answered(0.25), has_reward=True)
+            now.ended(trajectory(0.25), has_reward=True)
         tracker.look()
         tracker.look()
         now.is_over = True
@@ -71,7 +66,7 @@ def test_a_screen_shows_the_rollouts_in_progress(tmp_path: Path) -> None:
     now = underway.rollouts = Rollouts(0, 10)
     now.began -= 60
     for _ in range(5):
-        now.ended(answered(0.25), has_reward=True)
+        now.ended(trajectory(0.25), has_reward=True)
     tracker.close()
     shown = " ".join(sent.getvalue().split())
     assert "0/50 generations · 0:00 elapsed, -:-- left · generation 1/50: 5 of 10 answers" in shown

@@ -12,16 +12,7 @@ from es_cookbook.population.centre_answers import Answer, AnswerSample, Pace
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.rl.types import SamplingParams
-from es_cookbook.runs.choosing import (
-    Sizes,
-    as_recorded,
-    goes_on,
-    has,
-    rollouts_of,
-    sized,
-    told,
-    with_options,
-)
+from es_cookbook.runs import choosing
 from es_cookbook.runs.config import SIZES, Config
 from es_cookbook.runs.directory.directory import Recorded
 from es_cookbook.runs.history.store import HistoryStore
@@ -52,39 +43,41 @@ def sample(*answers: Answer, pace: Pace = PACE) -> AnswerSample:
 @pytest.mark.parametrize("slower", [0.1, 1.0, 5.0])
 def test_a_run_takes_about_the_time_that_it_has(seconds: float, slower: float) -> None:
     pace = Pace(PACE.prompt * slower, PACE.sampled * slower)
-    found = sized(config(), sample(pace=pace), (5000, 200), seconds)
-    run = with_options(config(), {**found.chosen, "size": ()})
+    found = choosing.sized(config(), sample(pace=pace), (5000, 200), seconds)
+    run = choosing.with_options(config(), {**found.chosen, "size": ()})
     # By hand: 60 tokens of prompt and 20 of answer each, and the evaluations that the run makes.
     # A genome's answers take 1.15 times as long as the centre's.
     rollout = 1.15 * (60 * pace.prompt + 20 * pace.sampled)
     num_test = getattr(run.dataset, "num_test", None) or 200
     evaluations = sum(map(run.evaluates, range(run.num_generations + 1)))
-    by_hand = rollout * (run.num_generations * rollouts_of(run) + evaluations * num_test)
+    by_hand = rollout * (run.num_generations * choosing.rollouts_of(run) + evaluations * num_test)
     assert 0.6 * seconds < by_hand < 1.1 * seconds
     assert found.seconds == pytest.approx(by_hand, rel=0.12)
-    assert rollout * rollouts_of(run) < seconds / 5
+    assert rollout * choosing.rollouts_of(run) < seconds / 5
 
 
 @pytest.mark.parametrize("path", SIZES)
 def test_only_free_options_that_the_config_has_are_chosen(path: str) -> None:
     free = tuple(each for each in SIZES if each != path)
-    assert set(sized(config(free), sample(), (5000, 200), 600.0).chosen) <= set(free)
-    assert has(config(), path) and not has(config(), f"{path}.none")
+    assert set(choosing.sized(config(free), sample(), (5000, 200), 600.0).chosen) <= set(free)
+    assert choosing.has(config(), path) and not choosing.has(config(), f"{path}.none")
 
 
 @pytest.mark.parametrize("seconds", [600.0, -600.0])
 def test_the_smallest_run_is_chosen_if_nothing_fits(seconds: float) -> None:
-    found = sized(config(), sample(pace=Pace(0.1, 1.0)), (100, 200), seconds)
+    found = choosing.sized(config(), sample(pace=Pace(0.1, 1.0)), (100, 200), seconds)
     assert found.seconds > 600
     assert found.chosen["num_generations"] == 6
     assert found.chosen["optimizer.population_size"] == 16
-    few = sized(config(), sample(), (3, 0), 36_000.0).chosen
+    few = choosing.sized(config(), sample(), (3, 0), 36_000.0).chosen
     assert few["dataset.problems_per_generation"] == 3, "no more than there are"
 
 
 def test_answers_have_room_for_those_of_the_centre_and_for_the_gold_answers() -> None:
     def room(*answers: Answer) -> object:
-        return sized(config(), sample(*answers), (100, 0), 600.0).chosen.get("sampling.max_tokens")
+        return choosing.sized(config(), sample(*answers), (100, 0), 600.0).chosen.get(
+            "sampling.max_tokens"
+        )
 
     assert room(*[answer(20)] * 16) == 40  # 1.5 · 20 + 8, rounded up to a multiple of 8
     assert room(*[answer(4, gold_tokens=60)] * 16) == 104
@@ -99,21 +92,21 @@ def test_answers_have_room_for_those_of_the_centre_and_for_the_gold_answers() ->
 def test_answers_that_go_on_after_their_line_end_with_it() -> None:
     given = config(sampling=SamplingParams(stop=None))
     on = answer(256, "length", text=" 12\nQ: 3 + 4\nA: 7\nQ: 5", gold="12")
-    assert goes_on([on] * 9 + [answer()] * 7)
-    assert not goes_on([on] * 7 + [answer()] * 9)
-    assert not goes_on([answer(256, "length", text=on.text, gold="1\n2")] * 16)
-    found = sized(given, sample(*[on] * 16), (100, 0), 600.0)
+    assert choosing.goes_on([on] * 9 + [answer()] * 7)
+    assert not choosing.goes_on([on] * 7 + [answer()] * 9)
+    assert not choosing.goes_on([answer(256, "length", text=on.text, gold="1\n2")] * 16)
+    found = choosing.sized(given, sample(*[on] * 16), (100, 0), 600.0)
     assert found.chosen["sampling.stop"] == ("\n",)
     # 3 of 22 characters are in the line: 1 + 256 · 3/22 tokens.
     assert found.length == pytest.approx(1 + 256 * 3 / len(on.text), abs=1)
     # An end that was given is left alone.
     other = config(sampling=SamplingParams(stop=("###",)))
-    assert "sampling.stop" not in sized(other, sample(*[on] * 16), (100, 0), 600.0).chosen
+    assert "sampling.stop" not in choosing.sized(other, sample(*[on] * 16), (100, 0), 600.0).chosen
 
 
 def test_the_choice_can_be_pasted_into_a_shell() -> None:
-    sizes = Sizes({"dataset.tags": ("a b",), "num_generations": 12}, 300.0, 20.4)
-    said = told(with_options(config(), {"num_generations": 12}), sizes)
+    sizes = choosing.Sizes({"dataset.tags": ("a b",), "num_generations": 12}, 300.0, 20.4)
+    said = choosing.told(choosing.with_options(config(), {"num_generations": 12}), sizes)
     assert said.startswith("12 generations of 30 genomes x ")
     assert "of about 20 tokens (at most 256) take about 5.0 min here, for minutes=10: " in said
     assert said.endswith("""'dataset.tags=["a b"]' num_generations=12""")
@@ -122,14 +115,14 @@ def test_the_choice_can_be_pasted_into_a_shell() -> None:
 def test_a_recorded_run_keeps_its_sizes(tmp_path: Path) -> None:
     chosen = {"num_generations": 7, "optimizer.population_size": 4, "dataset.num_test": None}
     given = config(tuple(chosen), log_path=str(tmp_path))
-    run = with_options(given, {**chosen, "size": ()})
-    assert as_recorded(given, Recorded(tmp_path)) == given
+    run = choosing.with_options(given, {**chosen, "size": ()})
+    assert choosing.as_recorded(given, Recorded(tmp_path)) == given
     (tmp_path / "config.json").write_text(config_to_json(run))
-    assert as_recorded(given, Recorded(tmp_path)) == given, "no generation is recorded yet"
+    assert choosing.as_recorded(given, Recorded(tmp_path)) == given, "no generation is recorded yet"
     history = HistoryStore(tmp_path / "history.jsonl", HEADER)
     history.append(make_record(0))
     history.close()
-    assert as_recorded(given, Recorded(tmp_path)) == run
+    assert choosing.as_recorded(given, Recorded(tmp_path)) == run
 
 
 def test_sizes_and_minutes_that_cannot_be_are_refused() -> None:

@@ -13,7 +13,7 @@ from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.plugins.branches import rewind
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
-from es_cookbook.runs.directory.directory import RunLock, read_trained_on
+from es_cookbook.runs.directory.directory import read_trained_on
 from es_cookbook.runs.history.format import Fork
 from es_cookbook.runs.history.store import read_header, read_history
 from es_cookbook.runs.program import run as run_config
@@ -163,7 +163,6 @@ def test_what_says_what_the_steps_mean_cannot_change_and_the_rest_is_listed(
         (("generation=-1",), "generation must be 0 to 6, since "),
         (("optimizer.sigmo=1",), "did you mean 'optimizer.sigma'?"),
         (("output={recorded}",), "output must be a new or empty directory, found "),
-        (("log_path={tmp}/none",), "is not a run directory: its config.json is missing"),
     ],
 )
 def test_a_mistake_in_a_fork_is_one_sentence_and_leaves_nothing(
@@ -243,12 +242,6 @@ def test_a_rewind_that_cannot_be_is_refused_and_changes_nothing(
         rewinds(run, 9)
     with pytest.raises(ValueError, match="holds 6 generations and no more: there is nothing to"):
         rewinds(run, 6)
-    with pytest.raises(OSError, match=r"none is not a run directory"):
-        rewinds(tmp_path / "none", 1)
-    lock = RunLock(run)
-    with pytest.raises(OSError, match="is being written by process"):
-        rewinds(run, 3)
-    lock.release()
     assert files(run) == before and not (run / "rewound").exists()
 
 

@@ -7,17 +7,10 @@ import pytest
 from mcp.types import CallToolResult, Tool
 
 from es_cookbook.common.errors import ConfigError, EnvError
-from es_cookbook.plugins.mcp.servers import (
-    MCPTool,
-    Server,
-    check_names,
-    checked_tools,
-    targets,
-    to_result,
-)
+from es_cookbook.plugins.mcp import servers
 from es_cookbook.rl.messages.tools import Result
 
-SERVER = Server("python server.py")
+SERVER = servers.Server("python server.py")
 ANYTHING = {"type": "object"}
 
 
@@ -25,7 +18,7 @@ def tools(*names: str, description: str = "", schema: dict[str, Any] = ANYTHING)
     return [Tool(name=name, description=description, input_schema=schema) for name in names]
 
 
-def parameters_of(tool: MCPTool) -> Any:
+def parameters_of(tool: servers.MCPTool) -> Any:
     function: Any = tool.schema["function"]
     return function["parameters"]
 
@@ -39,12 +32,12 @@ def nested(deep: int) -> dict[str, Any]:
 
 def test_a_tool_is_told_to_a_chat_template_with_the_schema_of_its_server() -> None:
     schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": {}}}
-    (tool,) = checked_tools(SERVER, tools("look_up", description="Look.", schema=schema))
+    (tool,) = servers.checked_tools(SERVER, tools("look_up", description="Look.", schema=schema))
     function = {"name": "look_up", "description": "Look.", "parameters": schema}
     assert tool.schema == {"type": "function", "function": function}
-    (tool,) = checked_tools(SERVER, tools("now"))
+    (tool,) = servers.checked_tools(SERVER, tools("now"))
     assert parameters_of(tool) == {"type": "object", "properties": {}}
-    (tool,) = checked_tools(SERVER, tools("deep", schema=nested(31)))
+    (tool,) = servers.checked_tools(SERVER, tools("deep", schema=nested(31)))
     assert parameters_of(tool) == nested(31)
 
 
@@ -62,19 +55,19 @@ def test_a_tool_is_told_to_a_chat_template_with_the_schema_of_its_server() -> No
 )
 def test_what_cannot_be_shown_to_a_model_is_refused(described: list[Tool], said: str) -> None:
     with pytest.raises(EnvError) as caught:
-        list(checked_tools(SERVER, described))
+        list(servers.checked_tools(SERVER, described))
     assert said in str(caught.value) and str(caught.value).isprintable()
     assert str(caught.value).startswith("the MCP server 'python server.py'")
 
 
 def test_two_tools_of_one_name_are_refused() -> None:
-    one = list(checked_tools(SERVER, tools("a", "b")))
-    two = list(checked_tools(Server("other"), tools("b")))
-    check_names(one)
+    one = list(servers.checked_tools(SERVER, tools("a", "b")))
+    two = list(servers.checked_tools(servers.Server("other"), tools("b")))
+    servers.check_names(one)
     with pytest.raises(ConfigError, match=r"2 tools have the name 'b', of .*'other' and .*\.py'"):
-        check_names([*one, *two])
+        servers.check_names([*one, *two])
     with pytest.raises(ConfigError, match=r"2 tools have the name 'a', of .*'python server\.py'$"):
-        check_names([*one, *one])
+        servers.check_names([*one, *one])
 
 
 @pytest.mark.parametrize(
@@ -91,13 +84,13 @@ def test_two_tools_of_one_name_are_refused() -> None:
 )
 def test_what_names_no_server_of_this_machine_is_refused(written: str, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        targets(written)
+        servers.targets(written)
 
 
 def test_a_server_is_a_command_or_an_address_of_this_machine() -> None:
     for url in ("http://localhost/mcp", "http://[::1]:80/", "http://127.0.0.1:8000"):
-        assert targets(f"mcp:{url}") == [url]
-    assert targets("mcp:fetch http://192.0.2.1/x") == ["fetch http://192.0.2.1/x"]
+        assert servers.targets(f"mcp:{url}") == [url]
+    assert servers.targets("mcp:fetch http://192.0.2.1/x") == ["fetch http://192.0.2.1/x"]
 
 
 @pytest.mark.parametrize(
@@ -120,6 +113,6 @@ def test_a_server_is_a_command_or_an_address_of_this_machine() -> None:
     ],
 )
 def test_the_model_is_told_texts_or_json(result: dict[str, Any], text: str) -> None:
-    assert to_result(CallToolResult.model_validate(result), 30) == Result(text)
+    assert servers.to_result(CallToolResult.model_validate(result), 30) == Result(text)
     failed = CallToolResult.model_validate({**result, "isError": True})
-    assert to_result(failed, 30) == Result(f"error: {text}", failed=True)
+    assert servers.to_result(failed, 30) == Result(f"error: {text}", failed=True)

@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.recipes.countdown.arithmetic import (
-    MAX_DEPTH,
-    MAX_LENGTH,
-    CountdownReward,
-    evaluate,
-    grade_countdown,
-)
+from es_cookbook.recipes.countdown import arithmetic
 from es_cookbook.rl.problem_env import Grade
 
 Expression: TypeAlias = tuple[str, Fraction | None, tuple[int, ...]]
@@ -45,14 +39,14 @@ expressions = st.recursive(numbers, _extend, max_leaves=8)
 @given(expressions)
 def test_value_and_numbers_agree_with_fractions(expression: Expression) -> None:
     text, value, used = expression
-    assert evaluate(text) == (None if value is None else (value, used))
+    assert arithmetic.evaluate(text) == (None if value is None else (value, used))
 
 
 @given(st.lists(st.tuples(st.sampled_from("+-*/"), st.integers(1, 50)), min_size=1, max_size=8))
 def test_precedence_and_associativity_agree_with_python(pairs: list[tuple[str, int]]) -> None:
     flat = "7" + "".join(f"{operator}{number}" for operator, number in pairs)
     wrapped = "Fraction(7)" + "".join(f"{op}Fraction({number})" for op, number in pairs)
-    evaluated = evaluate(flat)
+    evaluated = arithmetic.evaluate(flat)
     assert evaluated is not None
     assert evaluated[0] == eval(wrapped, {"Fraction": Fraction})
 
@@ -62,15 +56,15 @@ def test_precedence_and_associativity_agree_with_python(pairs: list[tuple[str, i
     [
         *("", " ", "9**9**9", "7//2", "1/0", "1/(3-3)", "9" * 1_000_000),
         "(" * 100_000 + "1" + ")" * 100_000,
-        "(" * (MAX_DEPTH + 1) + "1" + ")" * (MAX_DEPTH + 1),
-        *("-" * 150 + "1", "1+" * MAX_LENGTH + "1", "1234567890"),
+        "(" * (arithmetic.MAX_DEPTH + 1) + "1" + ")" * (arithmetic.MAX_DEPTH + 1),
+        *("-" * 150 + "1", "1+" * arithmetic.MAX_LENGTH + "1", "1234567890"),
         *("٣+٤", "１+２", "²+1"),  # digits of other scripts
         *("1+2=3", "1.5+2", "1_000", "0x10", "2(3)", "1 2", "1+", "*1", "(1", "1)", "()"),
         *("1\n+2", "__import__('os')"),
     ],
 )
 def test_what_is_not_an_answer(text: str) -> None:
-    assert evaluate(text) is None
+    assert arithmetic.evaluate(text) is None
 
 
 @pytest.mark.parametrize(
@@ -78,14 +72,14 @@ def test_what_is_not_an_answer(text: str) -> None:
     [("-3+5", 2), ("2*-3", -6), ("--4", 4), ("+4", 4), ("8/(3-8/3)", 24), (" ( 1+2 ) / 3 ", 1)],
 )
 def test_signs_fractions_and_spaces(text: str, value: int) -> None:
-    evaluated = evaluate(text)
+    evaluated = arithmetic.evaluate(text)
     assert evaluated is not None
     assert evaluated[0] == value
 
 
 def _grade(answer: str, numbers: tuple[int, ...] = (2, 3, 4), target: int = 10) -> Grade:
     text = f"<think>3*4=12</think>\n<answer>{answer}</answer>"
-    return grade_countdown(text, numbers, target, CountdownReward())
+    return arithmetic.grade_countdown(text, numbers, target, arithmetic.CountdownReward())
 
 
 @pytest.mark.parametrize("answer", ["3*4-2*1", "3*4", "4+4+2", "34-24"])

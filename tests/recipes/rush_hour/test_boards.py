@@ -7,17 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.recipes.rush_hour.boards import (
-    MAX_TEXT,
-    arrangement,
-    canonical,
-    format_moves,
-    mirrored,
-    parse_board,
-    parse_moves,
-    play,
-    renamed,
-)
+from es_cookbook.recipes.rush_hour import boards
 from es_cookbook.recipes.rush_hour.generate import random_board
 
 BOARD = """
@@ -45,7 +35,7 @@ BOARD = """
 )
 def test_what_is_no_board_is_refused_with_the_reason(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        parse_board(text)
+        boards.parse_board(text)
 
 
 @pytest.mark.parametrize(
@@ -60,21 +50,21 @@ def test_what_is_no_board_is_refused_with_the_reason(text: str, why: str) -> Non
     ],
 )
 def test_moves_have_one_canonical_form(text: str, canonical_form: str) -> None:
-    moves = parse_moves(text)
+    moves = boards.parse_moves(text)
     assert moves is not None
-    assert format_moves(moves) == canonical_form
+    assert boards.format_moves(moves) == canonical_form
 
 
 @pytest.mark.parametrize(
     "text",
     [
         *("", ",", "A>2,", "A>2,,B^1", "A>2 B^1", "a>2", "A>0", "A>", "A>-1", "A>1.5", "A>100"),
-        *("A>२", "A>1;B^1", "moves: A>1", "A" * MAX_TEXT, "A>1," * 1_000_000 + "A>1"),
+        *("A>२", "A>1;B^1", "moves: A>1", "A" * boards.MAX_TEXT, "A>1," * 1_000_000 + "A>1"),
     ],
 )
 def test_what_is_no_list_of_moves_is_none(text: str) -> None:
     began = time.process_time()
-    assert parse_moves(text) is None
+    assert boards.parse_moves(text) is None
     assert time.process_time() - began < 1
 
 
@@ -93,9 +83,9 @@ def test_what_is_no_list_of_moves_is_none(text: str) -> None:
     ],
 )
 def test_moves_are_judged_by_playing_them(moves: str, legal: int) -> None:
-    parsed = parse_moves(moves)
+    parsed = boards.parse_moves(moves)
     assert parsed is not None
-    made, end = play(parse_board(BOARD), parsed)
+    made, end = boards.play(boards.parse_board(BOARD), parsed)
     assert (made, end.is_solved) == (legal, False)
 
 
@@ -104,8 +94,12 @@ def test_names_and_mirror_images_mean_nothing(seed: int, size: int, walls: int) 
     rng = random.Random(seed)
     board = random_board(rng, size, walls)
     others = {piece.name: {"B": "Z"}.get(piece.name, piece.name) for piece in board.pieces}
-    for same in (mirrored(board), renamed(board, others), mirrored(renamed(board, others))):
-        assert canonical(same) == canonical(board)
-        assert arrangement(same) == arrangement(board)
-    assert mirrored(mirrored(board)) == board
-    assert parse_board(str(board)) == board
+    for same in (
+        boards.mirrored(board),
+        boards.renamed(board, others),
+        boards.mirrored(boards.renamed(board, others)),
+    ):
+        assert boards.canonical(same) == boards.canonical(board)
+        assert boards.arrangement(same) == boards.arrangement(board)
+    assert boards.mirrored(boards.mirrored(board)) == board
+    assert boards.parse_board(str(board)) == board

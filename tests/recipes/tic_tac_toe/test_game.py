@@ -8,19 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from es_cookbook.recipes.tic_tac_toe.game import (
-    EMPTY,
-    Tournament,
-    best_moves,
-    legal_moves,
-    mover,
-    openings,
-    played,
-    read_move,
-    symmetry_class,
-    value,
-    winner,
-)
+from es_cookbook.recipes.tic_tac_toe import game
 from tools.bundled.tic_tac_toe import careful_move, careless_move
 
 
@@ -29,23 +17,25 @@ def test_the_perfect_player_never_loses(mark: str) -> None:
     """Whatever it chooses among its best moves, and whatever the other side does."""
 
     def explore(position: str) -> None:
-        assert winner(position) in (None, mark)
-        own = mover(position) == mark
+        assert game.winner(position) in (None, mark)
+        own = game.mover(position) == mark
         for cell in (
-            best_moves(position) if own and legal_moves(position) else legal_moves(position)
+            game.best_moves(position)
+            if own and game.legal_moves(position)
+            else game.legal_moves(position)
         ):
-            explore(played(position, cell))
+            explore(game.played(position, cell))
 
-    explore(EMPTY)
+    explore(game.EMPTY)
 
 
 def test_openings_are_drawn_and_no_class_is_in_two_splits() -> None:
-    by_fold = {name: openings(name) for name in ("train", "development", "test")}
+    by_fold = {name: game.openings(name) for name in ("train", "development", "test")}
     found = [opening for part in by_fold.values() for opening in part]
-    assert sorted(found) == list(openings()) and len(found) == len(set(found)) == 136
-    assert {value(opening) for opening in found} == {0}
+    assert sorted(found) == list(game.openings()) and len(found) == len(set(found)) == 136
+    assert {game.value(opening) for opening in found} == {0}
     assert {9 - opening.count(".") for opening in found} == {4}
-    classes = [{symmetry_class(opening) for opening in part} for part in by_fold.values()]
+    classes = [{game.symmetry_class(opening) for opening in part} for part in by_fold.values()]
     assert all(not one & other for one, other in itertools.combinations(classes, 2))
     assert all(len(part) >= 20 for part in by_fold.values())
 
@@ -58,7 +48,7 @@ def test_openings_are_drawn_and_no_class_is_in_two_splits() -> None:
     ],
 )
 def test_a_move_is_the_last_number_of_an_answer(text: str, move: int | None) -> None:
-    assert read_move(text) == move
+    assert game.read_move(text) == move
 
 
 class Players:
@@ -76,7 +66,7 @@ class Players:
         return {
             "careful": careful_move,
             "careless": careless_move,
-            "last": lambda position: legal_moves(position)[-1],
+            "last": lambda position: game.legal_moves(position)[-1],
             "taken": lambda _: 1,
             "mute": lambda _: None,
         }[self.ways[player]](position)
@@ -84,24 +74,24 @@ class Players:
     def result(self, x: int, o: int, opening: str) -> float:
         """1 where X wins, played a move after the other."""
         position = opening
-        while legal_moves(position):
-            move = self.move(x if mover(position) == "X" else o, position)
-            if move is None or move not in legal_moves(position):
-                return 0.0 if mover(position) == "X" else 1.0
-            position = played(position, move)
-        return {"X": 1.0, "O": 0.0, None: 0.5}[winner(position)]
+        while game.legal_moves(position):
+            move = self.move(x if game.mover(position) == "X" else o, position)
+            if move is None or move not in game.legal_moves(position):
+                return 0.0 if game.mover(position) == "X" else 1.0
+            position = game.played(position, move)
+        return {"X": 1.0, "O": 0.0, None: 0.5}[game.winner(position)]
 
 
 WAYS = st.sampled_from(["careful", "careless", "last", "taken", "mute"])
 
 
 @settings(max_examples=25)
-@given(st.lists(WAYS, min_size=1, max_size=7), st.sampled_from(openings()))
+@given(st.lists(WAYS, min_size=1, max_size=7), st.sampled_from(game.openings()))
 async def test_all_pairs_play_both_colours_as_one_game_after_the_other_would_go(
     ways: list[str], opening: str
 ) -> None:
     players, n = Players(*ways), len(ways)
-    tournament = Tournament(opening, n, players)
+    tournament = game.Tournament(opening, n, players)
     await tournament.play()
     points = [0.0] * n
     for x, o in permutations(range(n), 2):

@@ -1,11 +1,10 @@
-from es_cookbook.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition
+from es_cookbook.rl.types import TrajectoryGroup
 from es_cookbook.runs.tracking.base import choose_rollouts
+from tests.fakes import trajectory
 
 
 def make_group(num_genomes: int, attempts: int) -> TrajectoryGroup:
-    transition = Transition(Observation((1,)), Action((2,), "x", "stop"), 1.0, {}, {})
-    trajectory = Trajectory((transition,))
-    return TrajectoryGroup([[trajectory] * attempts for _ in range(num_genomes)])
+    return TrajectoryGroup([[trajectory(1.0)] * attempts for _ in range(num_genomes)])
 
 
 def test_the_same_rollouts_are_chosen_again_and_others_in_another_generation() -> None:

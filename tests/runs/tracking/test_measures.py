@@ -7,19 +7,14 @@ import pytest
 from es_cookbook.common.errors import HistoryError
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.rl.types import (
-    Action,
     LostRollout,
-    Observation,
-    Trajectory,
     TrajectoryGroup,
-    Transition,
 )
 from es_cookbook.runs.recorder import Progress
+from tests.fakes import trajectory
 
 LOST = LostRollout("OSError: no", "")
-THREE_TOKENS = Trajectory(
-    (Transition(Observation((1,)), Action((1, 2, 3), "abc", "stop"), 1.0, {}, {}),)
-)
+THREE_TOKENS = trajectory(1.0, tokens=3)
 
 
 def test_progress_adds_up_and_goes_on_from_the_last_line() -> None:
