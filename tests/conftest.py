@@ -18,6 +18,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
+os.environ["no_proxy"] = "127.0.0.1"  # Where all servers of tests are.
 
 import pytest
 from hypothesis import HealthCheck, settings

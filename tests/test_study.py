@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from benchmarks import study_tables
 from benchmarks.study import (
     CONTESTANTS,
     FOLD,
@@ -15,13 +16,6 @@ from benchmarks.study import (
     at_edge,
     evaluations_of,
     tune,
-)
-from benchmarks.study_tables import (
-    PAGE,
-    PAIRS,
-    quantile_of_t,
-    ratio_of_gains,
-    with_tables,
 )
 from es_cookbook.evolution.schedules import Constant
 from es_cookbook.rl.data.generated import FoldedDatasetBuilder
@@ -40,8 +34,8 @@ EVALUATIONS = {
 
 
 def test_the_page_has_the_tables_of_the_results() -> None:
-    page = PAGE.read_text()
-    assert with_tables(page) == page, "run `python -m benchmarks.study tables`"
+    page = study_tables.PAGE.read_text()
+    assert study_tables.with_tables(page) == page, "run `python -m benchmarks.study tables`"
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -59,7 +53,7 @@ def test_all_contestants_are_tuned_on_one_fold_and_measured_on_another_at_consta
             assert getattr(holder, f"{rate}_schedule") == Constant()
         assert evaluations_of(study.config(name, 0, None, tuning=True)) == EVALUATIONS[name]
     assert len({0, 1, TUNING_FOLD, FOLD}) == 4, "settings were chosen on folds 0 and 1"
-    for above, below, _ in PAIRS:
+    for above, below, _ in study_tables.PAIRS:
         assert CONTESTANTS[above].told == CONTESTANTS[below].told
 
 
@@ -93,12 +87,14 @@ def test_the_interval_of_a_ratio_covers_it_as_often_as_it_says() -> None:
             return float(np.mean(asked < p))
 
         scores = [[score(p + rng.normal(0, 0.02)) for _ in range(3)] for p in (above, below)]
-        _, low, high = ratio_of_gains(scores[0], scores[1], score(base), questions)
+        _, low, high = study_tables.ratio_of_gains(scores[0], scores[1], score(base), questions)
         within += low <= (above - base) / (below - base) <= high
     assert within >= 0.95 * 400
-    exact = ratio_of_gains([0.5] * 3, [0.3] * 3, 0.1, 10**9)
+    exact = study_tables.ratio_of_gains([0.5] * 3, [0.3] * 3, 0.1, 10**9)
     assert exact == pytest.approx((2.0, 2.0, 2.0), abs=1e-3)
-    ratio, low, high = ratio_of_gains([0.12, 0.13, 0.12], [0.09, 0.08, 0.09], 0.075, 400)
+    ratio, low, high = study_tables.ratio_of_gains(
+        [0.12, 0.13, 0.12], [0.09, 0.08, 0.09], 0.075, 400
+    )
     assert ratio > 3 and (low, high) == (-math.inf, math.inf), "a gain of one point may be none"
-    assert quantile_of_t(0.975, math.inf) == pytest.approx(1.96, abs=1e-3)
-    assert quantile_of_t(0.975, 2) == pytest.approx(4.303, rel=0.035)
+    assert study_tables.quantile_of_t(0.975, math.inf) == pytest.approx(1.96, abs=1e-3)
+    assert study_tables.quantile_of_t(0.975, 2) == pytest.approx(4.303, rel=0.035)

@@ -10,12 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from es_cookbook.checkpoints.model_files import (
-    base_identity,
-    find_file,
-    model_directory,
-    weight_paths,
-)
+from es_cookbook.checkpoints import model_files
 from es_cookbook.checkpoints.models import load_architecture, load_causal_lm, load_tokenizer
 from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.ray.pool import RayPoolBuilder
@@ -52,10 +47,10 @@ def test_a_name_is_fetched_loaded_and_then_needs_no_hub(
     assert model.name_or_path == model.config.name_or_path == NAME, "as it was given"
     hub.requests.clear()
     hub.hang = 600
-    assert base_identity(NAME) == base_identity(own)
+    assert model_files.base_identity(NAME) == model_files.base_identity(own)
     load_tokenizer(NAME)
     load_architecture(NAME)
-    assert find_file(NAME, "no.json") is None
+    assert model_files.find_file(NAME, "no.json") is None
     assert hub.requests == []
 
 
@@ -67,7 +62,7 @@ def test_an_index_names_files_of_its_model_alone(tmp_path: Path, name: str) -> N
     index = {"weight_map": {"a": name.format(folder=tmp_path)}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match="which is outside of the model"):
-        weight_paths(str(model))
+        model_files.weight_paths(str(model))
 
 
 def test_a_model_that_cannot_be_fetched_is_one_sentence(hub: HubServer, tmp_path: Path) -> None:
@@ -115,7 +110,7 @@ async def test_no_engine_starts_a_process_for_a_name_that_cannot_be_had(
 @pytest.mark.parametrize("name", ["a" * 5000, f"{'a' * 5000}@3", f"/{'a' * 5000}", "a\0b", "@"])
 def test_a_name_that_can_be_nothing_is_refused(name: str) -> None:
     with pytest.raises(ModelError, match=r"is not a model directory|there is no directory"):
-        model_directory(name)
+        model_files.model_directory(name)
 
 
 def test_an_adapter_or_a_file_as_a_model_is_refused_as_such(tmp_path: Path) -> None:
@@ -123,16 +118,16 @@ def test_an_adapter_or_a_file_as_a_model_is_refused_as_such(tmp_path: Path) -> N
     (tmp_path / "sft/adapter_config.json").write_text('{"base_model_name_or_path": "me/base"}')
     said = rf"is a PEFT adapter, .*: model_name=BASE .* search_space\.start={tmp_path}/sft, where"
     with pytest.raises(ModelError, match=said):
-        model_directory(str(tmp_path / "sft"))
+        model_files.model_directory(str(tmp_path / "sft"))
     for name, what in (("a.safetensors", "a file"), ("notes.txt", "a file")):
         (tmp_path / name).write_bytes(b"x")
         with pytest.raises(ModelError, match=f"{name}' is {what}, not a model; accepted: a dir"):
-            model_directory(str(tmp_path / name))
+            model_files.model_directory(str(tmp_path / name))
 
 
 def test_the_model_of_a_recipe_has_a_name() -> None:
-    assert model_directory("bundled:countdown") == BUNDLED_MODEL
-    assert model_directory("bundled:markovian").parent.name == "markovian"
+    assert model_files.model_directory("bundled:countdown") == BUNDLED_MODEL
+    assert model_files.model_directory("bundled:markovian").parent.name == "markovian"
     for name, said in (
         ("chat", "no recipe 'chat' brings a model: "),
         ("countdwn", "did you mean 'countdown'?"),
@@ -140,4 +135,4 @@ def test_the_model_of_a_recipe_has_a_name() -> None:
         ("", "no recipe '' brings a model"),
     ):
         with pytest.raises(ModelError, match=re.escape(said)):
-            model_directory(f"bundled:{name}")
+            model_files.model_directory(f"bundled:{name}")

@@ -11,6 +11,7 @@ from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.runs.config import Config, recorded_config
 from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.programs import Programs
 from tests.said import refused, typed
 
@@ -28,9 +29,17 @@ def run(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Path:
     """A run of `recipes/custom_env.py`, started as its page says."""
     path = tmp_path_factory.mktemp("script") / "run"
     options = [f"log_path={path}", "num_generations=2", "optimizer.population_size=4"]
-    done = programs.run("recipes/custom_env.py", *options, "eval_every=0", cwd=ROOT)
+    done = programs.run("recipes/custom_env.py", *options, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return path
+
+
+@pytest.mark.slow
+def test_it_has_measured_what_its_env_reports(run: Path) -> None:
+    rows = read_metrics(run / "metrics.jsonl")
+    assert [row["progress/rollouts"] for row in rows] == [36, 72, 72]
+    assert all(0 <= row["test/env/all/found"] <= 1 for row in (rows[0], rows[-1]))
+    assert rows[0]["progress/tokens"] > 36 * 4, "more than one turn of at most four tokens"
 
 
 @pytest.mark.slow

@@ -7,23 +7,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from es_cookbook.runs.history.store import read_history
-from es_cookbook.runs.tracking.jsonl import read_metrics
-from tests.programs import Programs
-
 RECIPES = Path(__file__).parents[2] / "recipes"
-
-
-@pytest.mark.slow
-def test_an_env_of_ones_own_trains(tmp_path: Path, programs: Programs) -> None:
-    options = [f"log_path={tmp_path / 'run'}", "optimizer.population_size=6", "num_generations=2"]
-    done = programs.run(RECIPES / "custom_env.py", *options, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert [row["progress/rollouts"] for row in rows] == [54, 108, 108]
-    assert all(0 <= row["test/env/all/found"] <= 1 for row in (rows[0], rows[-1]))
-    assert len(list(read_history(tmp_path / "run" / "history.jsonl"))) == 2
-    assert rows[0]["progress/tokens"] > 54 * 4, "more than one turn of at most four tokens"
 
 
 @pytest.mark.usefixtures("quick_python")
@@ -32,13 +16,9 @@ def test_a_sweep_tries_every_combination_and_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [
-        f"log_path={tmp_path}",
-        "sigmas=0.002,0.004",
-        "learning_rates=0.01",
-        "base.num_generations=1",
-        "base.optimizer.population_size=2",
-        "base.dataset.num_train=8",
-        "base.dataset.num_test=4",
+        *(f"log_path={tmp_path}", "sigmas=0.002,0.004", "learning_rates=0.01"),
+        *("base.num_generations=1", "base.optimizer.population_size=2"),
+        *("base.dataset.num_train=8", "base.dataset.num_test=4"),
         "base.dataset.problems_per_generation=2",
     ]
     script = str(RECIPES / "sweep_countdown.py")

@@ -115,9 +115,6 @@ def test_a_machine_that_computes_another_table_is_refused(monkeypatch: pytest.Mo
 
 
 KINDS: tuple[NoiseKind, ...] = ("gaussian", "rademacher")
-N = 200_000
-"""Elements in a statistical test; a mean of N independent unit-variance numbers is off by 1/√N."""
-TOLERANCE = 4 / np.sqrt(N)
 PINNED_GAUSSIANS = [
     -1.0318019390106201,
     -0.9853070974349976,
@@ -194,33 +191,6 @@ def test_threads_do_not_disturb_each_other() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-
-
-def test_gaussian_moments() -> None:
-    values = noise(17, "w", (N,)).astype(np.float64)
-    assert abs(values.mean()) < TOLERANCE
-    # The variance of x² is 2, of x³ 15 and of x⁴ 96: so far are their means off, times 1/√N.
-    assert abs((values**2).mean() - 1) < TOLERANCE * np.sqrt(2)
-    assert abs((values**3).mean()) < TOLERANCE * np.sqrt(15)
-    assert abs((values**4).mean() - 3) < TOLERANCE * np.sqrt(96)
-
-
-NEIGHBOURS = {
-    "adjacent seeds": ((20, "layers.0.w"), (21, "layers.0.w")),
-    "seeds that differ in their highest bit": ((20, "layers.0.w"), (20 + 2**62, "layers.0.w")),
-    "neighbouring layers": ((20, "layers.0.w"), (20, "layers.1.w")),
-    "the two factors of one weight": ((20, "layers.0.w.A"), (20, "layers.0.w.B")),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("neighbours", NEIGHBOURS)
-def test_neighbours_are_uncorrelated(kind: NoiseKind, neighbours: str) -> None:
-    one, other = (noise(seed, name, (N,), kind) for seed, name in NEIGHBOURS[neighbours])
-    for lag in (0, 1, 4, 16, 256):
-        correlation = float(np.mean(one[lag:] * other[: N - lag], dtype=np.float64))
-        assert abs(correlation) < TOLERANCE, lag
-    assert abs(np.mean(one**2 * other**2, dtype=np.float64) - 1) < 3 * TOLERANCE
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "rademacher"])

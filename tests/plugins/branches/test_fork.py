@@ -111,11 +111,8 @@ def test_a_fork_takes_the_recorded_steps_as_given_and_its_own_fields_from_there_
     tmp_path: Path, recorded: Path
 ) -> None:
     changes = (
-        "seed=7",
-        "optimizer.learning_rate=0.5",
+        *("seed=7", "num_generations=9", "engine.capacity=2", "optimizer.learning_rate=0.5"),
         "optimizer.learning_rate_schedule=cosine",
-        "num_generations=9",
-        "engine.capacity=2",
     )
     forks(f"log_path={recorded}", "generation=3", f"output={tmp_path / 'b'}", *changes)
     forked = load_config(tmp_path / "b/config.json", TinyConfig, ["tests"])

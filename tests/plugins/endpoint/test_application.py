@@ -516,28 +516,6 @@ async def test_unsupported_fields_of_the_responses_api_are_refused(
         await client.responses.create(**{"model": "centre", "input": "Hello", **wrong})
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_openais_agents_sdk_can_use_the_endpoint(stream: bool) -> None:
-    agents: Any = pytest.importorskip("agents", reason="openai-agents is not installed")
-    agents.set_tracing_disabled(True)
-    client, speaker = asked(CALL.replace("}}", ', "b": 2}}'), "It is 3.")
-    agents.set_default_openai_client(client, use_for_tracing=False)
-
-    @agents.function_tool
-    def add(a: int, b: int) -> int:
-        return a + b
-
-    agent = agents.Agent(name="adder", instructions="Be brief.", tools=[add], model="centre")
-    if stream:
-        found = agents.Runner.run_streamed(agent, "1 + 2?")
-        kinds = [event.type async for event in found.stream_events()]
-        assert "raw_response_event" in kinds
-    else:
-        found = await agents.Runner.run(agent, "1 + 2?")
-    assert found.final_output == "It is 3."
-    assert "Be brief." in speaker.prompt() and "\n3\n" in speaker.prompt()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_pydantic_ai_asks_for_responses(stream: bool) -> None:

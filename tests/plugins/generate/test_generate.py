@@ -24,7 +24,6 @@ ROWS = [{"question": f"{i}+1=", "answer": str(i + 1)} for i in range(6)]
 @pytest.fixture(autouse=True)
 def in_a_fresh_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.delenv(KEY, raising=False)
     write(ROWS)
 

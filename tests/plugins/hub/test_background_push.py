@@ -18,13 +18,6 @@ from tests.hub_server import TOKEN, HubServer, Repository
 from tests.tiny_run import FILES_ALONE, tiny
 
 
-async def test_the_end_of_a_run_is_on_the_hub_byte_for_byte(hub: HubServer, tmp_path: Path) -> None:
-    await train(tiny(tmp_path, trackers=pushed(HubPush(repo_id="me/run", every=5))))
-    names = ("config.json", "history.jsonl", "metrics.jsonl")
-    assert hub.files("me/run") == {f"run/{name}": (tmp_path / name).read_bytes() for name in names}
-    assert hub.repositories["me/run"].private
-
-
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What the package logged; huggingface_hub logs more where another test has let it."""
     ours = (record for record in caplog.records if record.name.startswith("es_cookbook"))
@@ -193,12 +186,14 @@ def test_a_hub_that_is_out_of_reach_at_the_start_is_a_warning(
     assert warning.endswith("; the run goes on, and tries it every trackers.hub.every generations")
 
 
-async def test_the_token_is_in_no_file_and_no_log(
+async def test_the_end_of_a_run_is_on_the_hub_and_the_token_in_no_file_and_no_log(
     hub: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    await train(tiny(tmp_path, trackers=pushed(HubPush(repo_id="me/run"))))
-    assert hub.files("me/run"), "the token was used"
+    await train(tiny(tmp_path, trackers=pushed(HubPush(repo_id="me/run", every=5))))
+    names = ("config.json", "history.jsonl", "metrics.jsonl")
+    assert hub.files("me/run") == {f"run/{name}": (tmp_path / name).read_bytes() for name in names}
+    assert hub.repositories["me/run"].private
     kept = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(kept) >= 4
     assert not any(TOKEN.encode() in path.read_bytes() for path in kept)

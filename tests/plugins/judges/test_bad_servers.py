@@ -54,7 +54,6 @@ def peak_memory() -> int:
 @pytest.fixture(autouse=True)
 def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr("es_cookbook.plugins.judges.chat.LONGEST_WAIT", 0.05)
     Path("rows.jsonl").write_text('{"question": "6 * 7?"}\n')
 

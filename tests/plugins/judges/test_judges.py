@@ -19,11 +19,6 @@ CHARACTERS = "".join(map(chr, range(33, 127))) + "ĠĊ"
 TOKENIZER: Tokenizer = build_tokenizer(CHARACTERS)
 
 
-@pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-
-
 class Says(FakePolicy):
     """A base whose verdicts have these probabilities."""
 

@@ -20,11 +20,6 @@ def serving(*replies: object) -> AbstractContextManager[ChatServer]:
     return chat_server(lambda _: made.pop(0) if len(made) > 1 else made[0])
 
 
-@pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-
-
 def judge(url: str, **options: Any) -> Judge:
     return Judge(**{"url": url, "model": "m", "backoff": 0.001, **options})
 

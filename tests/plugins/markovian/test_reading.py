@@ -11,14 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import DataError
+from es_cookbook.plugins.markovian import env
 from es_cookbook.plugins.markovian.dataset import MarkovianDatasetBuilder
-from es_cookbook.plugins.markovian.env import (
-    Extraction,
-    MarkovianProblem,
-    given_answer,
-    is_right,
-    leaks,
-)
 from es_cookbook.plugins.markovian.measuring import DAMAGES, SHARES, Damage, damaged
 from es_cookbook.plugins.markovian.problems import Problem, read_problem
 from es_cookbook.rl.data.rows import Row
@@ -40,9 +34,9 @@ THOUGHT = "3+5=8, then 8+9=17, so 19."
     ],
 )
 def test_an_answer_is_found_where_it_stands(
-    text: str, gold: str, extraction: Extraction, answer: str | None
+    text: str, gold: str, extraction: env.Extraction, answer: str | None
 ) -> None:
-    assert given_answer(text, gold, extraction) == answer
+    assert env.given_answer(text, gold, extraction) == answer
 
 
 @pytest.mark.parametrize(
@@ -61,7 +55,7 @@ def test_an_answer_is_found_where_it_stands(
 def test_right_is_the_same_number_letter_or_text(
     answer: str | None, gold: str, right: bool
 ) -> None:
-    assert is_right(answer, gold) is right
+    assert env.is_right(answer, gold) is right
 
 
 @pytest.mark.parametrize(
@@ -75,14 +69,14 @@ def test_right_is_the_same_number_letter_or_text(
     ],
 )
 def test_a_thought_leaks_that_has_the_answer_in_it(thought: str, gold: str, leaked: bool) -> None:
-    assert leaks(thought, gold) is leaked
+    assert env.leaks(thought, gold) is leaked
 
 
 @pytest.mark.parametrize("extraction", ["auto", "tag", "anchor", "integer"])
-def test_long_texts_take_linear_time(extraction: Extraction) -> None:
+def test_long_texts_take_linear_time(extraction: env.Extraction) -> None:
     for text in ("9" * 1_000_000, "=" * 1_000_000, "<answer>" * 100_000, "-,1" * 300_000):
         began = time.process_time()
-        is_right(given_answer(text, "19", extraction), "19")
+        env.is_right(env.given_answer(text, "19", extraction), "19")
         assert time.process_time() - began < 5
 
 
@@ -236,7 +230,7 @@ async def test_files_of_several_formats_make_a_data_set_with_its_held_out_rows(
     built = await builder(TOKENIZER)
     await built.train.validate(256)
     (test,) = built.test_P
-    assert isinstance(test, MarkovianProblem)
+    assert isinstance(test, env.MarkovianProblem)
     assert (len(built.train), test.tokenized.gold, test.tags) == (
         4,
         "B",

@@ -2,8 +2,6 @@
 
 import json
 import logging
-import re
-import runpy
 import shutil
 from pathlib import Path
 
@@ -101,17 +99,3 @@ def test_the_command_writes_the_file_and_says_what_is_in_it(
         assert capsys.readouterr().out.startswith("10 rows of 2 runs, with ")
     assert len(pandas.read_parquet(tmp_path / "all.parquet")) == 10
     assert "reward/mean" in pandas.read_csv(tmp_path / "all.csv")
-
-
-def test_the_pages_example_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = (Path(__file__).parents[3] / "docs/sweeps.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    (tmp_path / "example.py").write_text(example, encoding="utf-8")
-    other(tmp_path, "runs/mine")
-    other(tmp_path, "runs/es")
-    monkeypatch.chdir(tmp_path)
-    runpy.run_path("example.py")
-    out = capsys.readouterr().out
-    assert "runs/mine" in out and "genome" in out

@@ -6,23 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.cli import resume, train
-from es_cookbook.cli.evaluate import evaluate
-from es_cookbook.plugins.play import play
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.chat_templates import CHATML, tokenizer_with
+from tests.said import refused, typed
 from tests.tiny_run import write_tiny_model
 
 pytestmark = pytest.mark.xdist_group("verifiers")
 
 SMALL = (
-    "num_generations=2",
-    "optimizer.population_size=4",
-    "sampling.max_tokens=4",
-    "batch=2",
+    *("num_generations=2", "optimizer.population_size=4", "sampling.max_tokens=4", "batch=2"),
     "dataset.num_test=2",
 )
+OPTIONS = (*SMALL, "model_name=model")
 
 
 @pytest.fixture
@@ -35,20 +31,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def call(monkeypatch: pytest.MonkeyPatch, command: object, *options: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["es-cookbook", *options])
-    try:
-        command.cli()  # type: ignore[attr-defined]
-    except SystemExit as ended:
-        return int(str(ended.code))
-    return 0
-
-
-def test_a_package_trains_and_its_directory_is_enough_to_go_on_and_play(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["environment=es_guess", "model_name=model", "dataset.chat.max_turns=3", *SMALL]
-    assert call(monkeypatch, train, *options) == 0, capsys.readouterr().err
+def test_a_package_trains_and_its_directory_is_enough_to_go_on_and_play(here: Path) -> None:
+    done = typed("train", *OPTIONS, "environment=es_guess", "dataset.chat.max_turns=3")
+    assert done.returncode == 0, done.stderr
     (run,) = (here / "runs").iterdir()
     assert run.name.startswith("es_guess-seed0-")
     rows = read_metrics(run / "metrics.jsonl")
@@ -59,21 +44,16 @@ def test_a_package_trains_and_its_directory_is_enough_to_go_on_and_play(
         for line in (run / "rollouts.jsonl").read_text().splitlines()
     ]
     assert any("added" in turn for rollout in turns for turn in rollout)
-    capsys.readouterr()
     # Whose package it is, the run does not decide.
-    assert call(monkeypatch, resume, f"log_path={run}", "num_generations=3") == 1
-    assert "add trust=es_guess" in capsys.readouterr().err
-    trusted = [f"log_path={run}", "trust=es_guess"]
-    assert call(monkeypatch, resume, *trusted, "num_generations=3") == 0
+    assert "add trust=es_guess" in refused("resume", f"log_path={run}", "num_generations=3")
+    trusted = (f"log_path={run}", "trust=es_guess")
+    assert typed("resume", *trusted, "num_generations=3").returncode == 0
     assert len(list(read_history(run / "history.jsonl"))) == 3
-    capsys.readouterr()
-    assert call(monkeypatch, play, *trusted, "problem=0") == 0
-    assert capsys.readouterr().out.startswith("test problem 0 (es_guess, task ")
-    assert call(monkeypatch, evaluate, *trusted) == 0
-    assert "reward_near" in capsys.readouterr().out
-    model = ["environment=es_guess", "model_name=model", *SMALL[2:]]
-    assert call(monkeypatch, evaluate, *model) == 0, capsys.readouterr().err
-    assert "reward_near" in capsys.readouterr().out
+    played = typed("play", *trusted, "problem=0").stdout
+    assert played.startswith("test problem 0 (es_guess, task ")
+    assert "reward_near" in typed("evaluate", *trusted).stdout
+    model = ("environment=es_guess", "model_name=model", *SMALL[2:])
+    assert "reward_near" in typed("evaluate", *model).stdout
 
 
 @pytest.mark.parametrize(
@@ -84,26 +64,20 @@ def test_a_package_trains_and_its_directory_is_enough_to_go_on_and_play(
         (["environment=es_sums", 'dataset.options={"id": "os"}'], 1, "object, without an id"),
     ],
 )
-def test_mistakes_are_told_in_one_sentence(
-    here: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-    code: int,
-    says: str,
-) -> None:
-    assert call(monkeypatch, train, *options, "model_name=model", "num_generations=1") == code
-    said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert says in said and "Traceback" not in said
+@pytest.mark.usefixtures("here")
+def test_mistakes_are_told_in_one_sentence(options: list[str], code: int, says: str) -> None:
+    done = typed("train", *options, "model_name=model", "num_generations=1")
+    said = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == code and says in said and "Traceback" not in said
 
 
 def test_a_taskset_in_the_current_directory_is_found(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = (Path(__file__).parent / "tasksets/es_sums.py").read_text()
     (here / "es_mine.py").write_text(source)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(here))])
-    options = ["environment=es_mine", "model_name=model", *SMALL]
-    assert call(monkeypatch, train, *options) == 0, capsys.readouterr().err
+    done = typed("train", *OPTIONS, "environment=es_mine")
+    assert done.returncode == 0, done.stderr
     (run,) = (here / "runs").iterdir()
     assert run.name.startswith("es_mine-seed0-")

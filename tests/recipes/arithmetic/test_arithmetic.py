@@ -7,18 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import DataError
-from es_cookbook.recipes.arithmetic.dataset import (
-    ArithmeticDatasetBuilder,
-    ArithmeticEnv,
-    forgot_a_carry,
-    ones_first,
-)
+from es_cookbook.recipes.arithmetic import dataset
 from es_cookbook.rl.types import Observation
 from tools.small_model import build_tokenizer
 
 
 def grade(text: str, *terms: int, words: bool = False) -> tuple[float, dict[str, float]]:
-    env = ArithmeticEnv(Observation(()), terms, "words" if words else "compact")
+    env = dataset.ArithmeticEnv(Observation(()), terms, "words" if words else "compact")
     graded = env.grade(text)
     return graded.reward, dict(graded.metrics)
 
@@ -40,9 +35,9 @@ def test_a_forgotten_carry_is_recognised_and_nothing_else_is(
 ) -> None:
     terms = first, second
     wrong = {carries_forgotten(terms, each) for each in product([False, True], repeat=3)}
-    wrong.discard(ones_first(first + second))
-    assert all(forgot_a_carry(terms, answer) for answer in wrong)
-    assert forgot_a_carry(terms, str(other)) == (str(other) in wrong)
+    wrong.discard(dataset.ones_first(first + second))
+    assert all(dataset.forgot_a_carry(terms, answer) for answer in wrong)
+    assert dataset.forgot_a_carry(terms, str(other)) == (str(other) in wrong)
 
 
 @pytest.mark.parametrize(
@@ -85,4 +80,4 @@ def test_what_an_answer_in_words_earns(text: str, correct: float, well_formed: f
 
 async def test_a_tokenizer_that_knows_no_character_is_refused() -> None:
     with pytest.raises(DataError, match=r"generated problem \d+\+\d+=: .*no tokens"):
-        await ArithmeticDatasetBuilder(num_train=40)(build_tokenizer("xyz"))
+        await dataset.ArithmeticDatasetBuilder(num_train=40)(build_tokenizer("xyz"))

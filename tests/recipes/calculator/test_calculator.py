@@ -3,14 +3,7 @@
 from collections.abc import Sequence
 from itertools import islice
 
-from es_cookbook.recipes.calculator.dataset import (
-    CalculatorDatasetBuilder,
-    CalculatorEnv,
-    Problem,
-    calculate,
-    chat_of,
-    generate_problems,
-)
+from es_cookbook.recipes.calculator import dataset
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.rollouts import run_rollout
@@ -20,12 +13,14 @@ from tools.bundled import calculator as warm_start
 from tools.warm_start import chat_tokenizer
 
 TOKENIZER = chat_tokenizer(warm_start.CHARACTERS, warm_start.CALL)
-CHAT = Chat(TOKENIZER, ChatOptions(max_turns=4, tools_in="nowhere"), [calculate])
-PROBLEM = Problem((12, 34, 5), "+*")
+CHAT = Chat(TOKENIZER, ChatOptions(max_turns=4, tools_in="nowhere"), [dataset.calculate])
+PROBLEM = dataset.Problem((12, 34, 5), "+*")
 
 
 async def played(texts: Sequence[str]) -> Trajectory:
-    return await run_rollout(CalculatorEnv(CHAT, PROBLEM, "compact"), Script(texts, TOKENIZER))
+    return await run_rollout(
+        dataset.CalculatorEnv(CHAT, PROBLEM, "compact"), Script(texts, TOKENIZER)
+    )
 
 
 def ends(trajectory: Trajectory) -> Metrics:
@@ -33,11 +28,11 @@ def ends(trajectory: Trajectory) -> Metrics:
 
 
 async def test_the_product_first_is_right_and_left_to_right_is_not() -> None:
-    right = await played(chat_of(PROBLEM, "right", "hermes"))
+    right = await played(dataset.chat_of(PROBLEM, "right", "hermes"))
     assert right.transitions[0].action.text.count('"34*5"') == 1
     assert [str(TOKENIZER.decode(new_T)) for _, new_T in right.seen] == ["12+34*5=", "170", "182"]
     assert right.reward == 1.0
-    left = await played(chat_of(PROBLEM, "left", "hermes"))
+    left = await played(dataset.chat_of(PROBLEM, "left", "hermes"))
     assert left.reward == 0.0
     assert (ends(left)["left_to_right"], ends(left)["well_formed"]) == (1.0, 1.0)
     assert (ends(right)["left_to_right"], ends(right)["tool_calls"]) == (0.0, 2.0)
@@ -54,11 +49,11 @@ async def test_the_calculator_refuses_more_than_one_operation_and_says_so() -> N
 
 def test_gold_answers_are_pythons() -> None:
     for fold in ("train", "development", "test"):
-        for problem in islice(generate_problems(0, fold), 200):
+        for problem in islice(dataset.generate_problems(0, fold), 200):
             assert problem.answer == str(eval(problem.expression))
 
 
 async def test_every_gold_chat_in_words_earns_everything() -> None:
     for template in (CHATML, LLAMA):
-        builder = CalculatorDatasetBuilder(num_train=40, num_test=20, prompt="words")
+        builder = dataset.CalculatorDatasetBuilder(num_train=40, num_test=20, prompt="words")
         await (await builder(tokenizer_with(template))).train.validate(4096)

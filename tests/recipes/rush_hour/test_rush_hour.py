@@ -6,13 +6,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from es_cookbook.recipes.rush_hour import dataset
 from es_cookbook.recipes.rush_hour.boards import canonical, parse_board
-from es_cookbook.recipes.rush_hour.dataset import (
-    RushHourDatasetBuilder,
-    RushHourEnv,
-    RushHourReward,
-    grade_rush_hour,
-)
 from es_cookbook.recipes.rush_hour.generate import Problem
 from es_cookbook.rl.problem_env import Grade, ProblemGroupBuilder
 from es_cookbook.rl.types import Action, Observation
@@ -34,14 +29,14 @@ async def built(
 ) -> tuple[Builders, Builders]:
     """Training and held-out boards."""
     defaults = {"problems_per_generation": 1, "num_train": 30, "num_test": 12}
-    builder = RushHourDatasetBuilder(**{**defaults, **fields})  # pyright: ignore
+    builder = dataset.RushHourDatasetBuilder(**{**defaults, **fields})  # pyright: ignore
     train, test = await build(builder, tokenizer or build_tokenizer(CHARACTERS))
     return list(train.builders), test
 
 
 def board_of(builder: ProblemGroupBuilder) -> str:
     env = builder.make_env()
-    assert isinstance(env, RushHourEnv)
+    assert isinstance(env, dataset.RushHourEnv)
     return str(env.board)
 
 
@@ -80,8 +75,8 @@ async def test_rows_are_solved_where_they_bring_no_solution(tmp_path: Path) -> N
 
 def graded(answer: str, **reward: object) -> Grade:
     text = f"<think></think><answer>{answer}</answer>"
-    return grade_rush_hour(
-        text, BOARD, 2, RushHourReward(format_weight=0, answer_weight=1, **reward)
+    return dataset.grade_rush_hour(
+        text, BOARD, 2, dataset.RushHourReward(format_weight=0, answer_weight=1, **reward)
     )
 
 
@@ -128,8 +123,8 @@ LONG = "<think>3</think><answer>Bv1,B^1,Bv2,A>2</answer>"
 async def test_reward_by_choice_and_format_apart(
     text: str, moves: str, reward: float, form: float
 ) -> None:
-    paid = RushHourReward(moves=moves)  # pyright: ignore[reportArgumentType]
-    env = pickle.loads(pickle.dumps(RushHourEnv(Observation((1,)), BOARD, 2, paid)))
+    paid = dataset.RushHourReward(moves=moves)  # pyright: ignore[reportArgumentType]
+    env = pickle.loads(pickle.dumps(dataset.RushHourEnv(Observation((1,)), BOARD, 2, paid)))
     result = await env.step(Action((1,), text, "stop"))
     assert result.reward == pytest.approx(reward)
     assert result.metrics["format"] == form == result.metrics["well_formed"]

@@ -8,13 +8,8 @@ from itertools import islice
 
 import pytest
 
+from es_cookbook.recipes.rush_hour import generate
 from es_cookbook.recipes.rush_hour.boards import Board, Move, arrangement, parse_board, play
-from es_cookbook.recipes.rush_hour.generate import (
-    Problem,
-    difficulty,
-    generate_problems,
-    random_board,
-)
 from es_cookbook.recipes.rush_hour.solver import TooManyPositionsError, solve
 
 HARDEST = "GBBoLo GHIoLM GHIAAM CCCKoM ooJKDD EEJFFo"
@@ -64,7 +59,7 @@ def test_optimal_lengths_are_those_of_a_plain_search() -> None:
     rng = random.Random(0)
     lengths: list[int | None] = []
     for _ in range(60):
-        board = random_board(rng, 4, rng.randint(0, 1))
+        board = generate.random_board(rng, 4, rng.randint(0, 1))
         found = solve(board)
         assert (None if found is None else len(found)) == plain_optimum(board)
         assert found is None or solves(found, board)
@@ -79,8 +74,8 @@ def test_a_search_that_takes_too_long_is_given_up() -> None:
 
 def make(
     seed: int, folds: Collection[int] = range(10), count: int = 30, **fields: int
-) -> list[Problem]:
-    return list(islice(generate_problems(seed, folds, **fields), count))
+) -> list[generate.Problem]:
+    return list(islice(generate.generate_problems(seed, folds, **fields), count))
 
 
 @pytest.mark.parametrize(("size", "max_walls"), [(4, 1), (6, 1)])
@@ -95,7 +90,7 @@ def test_solutions_are_optimal_and_difficulties_balanced(size: int, max_walls: i
         assert solves(problem.solution, problem.board)
         assert len(problem.solution) == len(solve(problem.board) or ())
         lengths.append(len(problem.solution))
-    assert Counter(map(difficulty, lengths)) == {"easy": 10, "medium": 10, "hard": 10}
+    assert Counter(map(generate.difficulty, lengths)) == {"easy": 10, "medium": 10, "hard": 10}
     assert {1, 2, 3, 4, 5} <= set(lengths) <= {*range(1, 8)}
     assert len({problem.key for problem in problems}) == 30
 

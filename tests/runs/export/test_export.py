@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import es_cookbook.__main__
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.cli.export import ExportConfig, export
 from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
@@ -29,6 +27,7 @@ from es_cookbook.runs.history import store
 from tests.limits import largest_file
 from tests.quantised_models import How, quantise
 from tests.runs.export_runs import check_same_answers, engine_at, greedy, make_base, make_run
+from tests.said import typed
 
 
 def write(run: Path, output: Path, **fields: Any) -> str:
@@ -224,22 +223,16 @@ async def test_mistakes_are_one_sentence(tmp_path: Path, base: Path) -> None:
         assert not (tmp_path / "out").exists()
 
 
-async def test_a_full_disk_leaves_nothing_under_the_final_name(
-    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_full_disk_leaves_nothing_under_the_final_name(tmp_path: Path, base: Path) -> None:
     run = await make_run(tmp_path / "run", base, LowRank())
     size = (base / "model.safetensors").stat().st_size
-    options = ["export", f"log_path={run}", f"output={tmp_path / 'out' / 'here'}"]
-    capsys.readouterr()
-    monkeypatch.setattr(sys, "argv", ["es-cookbook", *options])
-    with largest_file(size // 2), pytest.raises(SystemExit) as stopped:
-        es_cookbook.__main__.main()
-    what_it_does, said = capsys.readouterr().err.splitlines()
-    assert stopped.value.code == 1
+    words = ("export", f"log_path={run}", f"output={tmp_path / 'out' / 'here'}")
+    with largest_file(size // 2):
+        done = typed(*words)
+    what_it_does, said = done.stderr.splitlines()
+    assert done.returncode == 1
     assert what_it_does == f"{run}: rebuilding its centre for {tmp_path / 'out' / 'here'}"
     assert said.startswith("cannot write output") and "nothing was left" in said
     assert list((tmp_path / "out").iterdir()) == []
-    monkeypatch.setattr(sys, "argv", ["es-cookbook", *options])
     with largest_file(2 * size):
-        es_cookbook.__main__.main()
-    assert "exported the centre after 3 generations" in capsys.readouterr().out
+        assert "exported the centre after 3 generations" in typed(*words).stdout
