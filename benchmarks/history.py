@@ -92,7 +92,9 @@ def write_run(log_path: Path, model: Path, made: Sequence[Record]) -> None:
     log_path.mkdir()
     (log_path / "config.json").write_text(config_to_json(config))
     dtype = str(load_architecture(str(model)).config.dtype).removeprefix("torch.")
-    history = HistoryStore(log_path / "history.jsonl", header_of(str(model), dtype))
+    history = HistoryStore(
+        log_path / "history.jsonl", header_of(str(model), dtype, config.search_space)
+    )
     for record in made:
         history.append(record)
     history.close()

@@ -80,20 +80,20 @@ def read_adapter(path: Path, weights: Mapping[str, tuple[int, int]]) -> StoredAd
             stored = {key: tuple(file.get_slice(key).get_shape()) for key in keys}
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(
-            f"search_space.start: {str(path)!r} is no PEFT adapter: it needs {_CONFIG} and "
+            f"search_space: {str(path)!r} is no PEFT adapter: it needs {_CONFIG} and "
             f"{_WEIGHTS} ({error})"
         ) from error
     for field, value in config.items():
         if not _is_plain(field, value):
             raise ModelError(
-                f"search_space.start: the adapter in {str(path)!r} has {field}={value!r:.60}, and "
+                f"search_space: the adapter in {str(path)!r} has {field}={value!r:.60}, and "
                 "only plain LoRA and rsLoRA can be perturbed; save it as such, in PEFT by "
                 "save_pretrained(..., path_initial_model_for_weight_conversion=...), merge it into "
                 "the base, or, if A and B mean the same without it, remove the field from "
                 f"{_CONFIG}"
             )
     if not stored:
-        raise ModelError(f"search_space.start: {str(path / _WEIGHTS)!r} holds no tensors")
+        raise ModelError(f"search_space: {str(path / _WEIGHTS)!r} holds no tensors")
     lora = LoRA(config["r"], float(config["lora_alpha"]), bool(config.get("use_rslora")))
     targets = tuple(f".{each}" for each in config.get("target_parameters") or [])
     adapted: dict[str, tuple[int, int]] = {}
@@ -106,7 +106,7 @@ def read_adapter(path: Path, weights: Mapping[str, tuple[int, int]]) -> StoredAd
     if needed != stored:
         wrong = sorted(needed.items() ^ stored.items())[0][0]
         raise ModelError(
-            f"search_space.start: the adapter in {str(path)!r} does not fit the model's linear "
+            f"search_space: the adapter in {str(path)!r} does not fit the model's linear "
             f"weights, or what include, exclude and targets select of them: {wrong}"
         )
     return StoredAdapter(path, lora, adapted, partial(_read_factors, path, tuple(adapted)))

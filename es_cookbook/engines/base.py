@@ -297,6 +297,13 @@ class EngineBuilder(ABC):
         """
         model_directory(model_name)
 
+    def check_space(self, search_space: "SearchSpaceBuilder") -> None:  # noqa: B027
+        """Refuse search spaces that the engine never hosts, before there is a model.
+
+        Raises:
+            ConfigError: Says which it hosts.
+        """
+
     def tokenizer(self, model_name: str) -> "PreTrainedTokenizerBase":
         """Return the tokenizer that the engine will have, without loading the model.
 

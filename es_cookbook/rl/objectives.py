@@ -162,7 +162,7 @@ class Objective(ABC):
         """Return metrics `objective/...` of a generation; none by default."""
         return {}
 
-    def check(self, attempts: int, temperature: float, path: str = "objective") -> None:
+    def check(self, attempts: int, temperature: float, path: str = "objective") -> None:  # noqa: B027
         """Refuse a run in which attempts are too few, or all the same; by default none.
 
         `path` is the objective's, as a user types it.
@@ -170,7 +170,6 @@ class Objective(ABC):
         Raises:
             ConfigError: They are.
         """
-        del attempts, temperature, path
 
     @abstractmethod
     def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
@@ -258,21 +257,20 @@ class AnswerSource(ABC):
 
     attempts: int = chz.field(doc="answers of the centre to each problem of a batch")
 
-    @abstractmethod
     def sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """Return the centre's sampling parameters, given the run's.
+        """Return the centre's sampling parameters, given the run's; the same by default.
 
         Raises:
             ConfigError: It cannot.
         """
+        return sampling
 
-    def check(self, batch_P: Sequence[EnvGroupBuilder]) -> None:
+    def check(self, batch_P: Sequence[EnvGroupBuilder]) -> None:  # noqa: B027
         """Refuse problems without such answers, before any is attempted.
 
         Raises:
             DataError: Names the problem.
         """
-        del batch_P
 
     @abstractmethod
     async def problem(

@@ -156,10 +156,6 @@ class GoldAnswers(AnswerSource):
         check_range(self, "attempts", at_least=1, prefix="surrogate.")
 
     @override
-    def sampling(self, sampling: SamplingParams) -> SamplingParams:
-        return sampling
-
-    @override
     def check(self, batch_P: Sequence[EnvGroupBuilder]) -> None:
         for asked in batch_P:
             with_gold(asked, _SCORED)

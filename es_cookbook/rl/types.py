@@ -458,13 +458,12 @@ class EnvGroupBuilder(ABC):
         """
         return ()
 
-    async def check(self, context_length: int) -> None:
+    async def check(self, context_length: int) -> None:  # noqa: B027
         """Check before the run that the problem can be attempted; does nothing by default.
 
         Raises:
             DataError: It cannot; names the problem.
         """
-        del context_length
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -500,7 +499,7 @@ class RLDataset(ABC):
         """Return the results that the history keeps, one per problem; none by default."""
         return ()
 
-    def tell(
+    def tell(  # noqa: B027
         self, generation: int, results_P: Sequence[ProblemResult], given: bool = False
     ) -> None:
         """Update the dataset with what `results` returned; does nothing by default.
@@ -510,7 +509,6 @@ class RLDataset(ABC):
         Raises:
             DataError: They are of other problems than the generation's, and not given.
         """
-        del generation, results_P, given
 
     @property
     def training_problems(self) -> Sequence[EnvGroupBuilder]:

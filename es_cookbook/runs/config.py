@@ -274,6 +274,7 @@ class Config(RunConfig):
                 "known, and this objective follows them: leave one of them out"
             )
         self.optimizer.check_space(self.search_space)
+        self.engine.check_space(self.search_space)
         check_temperatures(
             self.temperature_schedule,
             self.sampling.temperature,
@@ -303,17 +304,16 @@ class Config(RunConfig):
                 "score answers: set surrogate.attempts"
             )
         surrogate.sampling(self.sampling)
-        are_set = {
-            "objective": not isinstance(self.objective, Mean),
-            "batch_per_pair": self.batch_per_pair,
-            "temperature_schedule": not isinstance(self.temperature_schedule, Constant),
-            "max_staleness": self.max_staleness > 0,
+        # Recipes have other defaults.
+        needed = {
+            "objective=mean": isinstance(self.objective, Mean),
+            "batch_per_pair=False": not self.batch_per_pair,
+            "temperature_schedule=none": isinstance(self.temperature_schedule, Constant),
+            "max_staleness=0": not self.max_staleness,
         }
-        if option := next((name for name, is_set in are_set.items() if is_set), None):
-            raise ConfigError(
-                f"{option} is about genomes' own answers, and with surrogate they give none: leave "
-                "it out"
-            )
+        for option, is_set in needed.items():
+            if not is_set:
+                raise ConfigError(f"with surrogate genomes only score answers: it needs {option}")
 
     @property
     def regularisers(self) -> Sequence[Regulariser]:

@@ -73,7 +73,8 @@ def record_run(
         parameters |= {parameter_name(layer, kind): tensor for kind, tensor in parts}
     centre = Centre(parameters, space_of(space, str(model)))
     recorded = Recorded(path, [centre.fingerprint()], [clone(centre.weights)])
-    history = HistoryStore(path / "history.jsonl", header_of(str(model), dtype_name(loaded.dtype)))
+    header = header_of(str(model), dtype_name(loaded.dtype), space)
+    history = HistoryStore(path / "history.jsonl", header)
     for generation, step in enumerate(steps):
         recorded.fingerprints.append(centre.apply(step))
         recorded.weights.append(clone(centre.weights))

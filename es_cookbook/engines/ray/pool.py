@@ -109,6 +109,10 @@ class RayPoolBuilder(EngineBuilder):
         return self.engine.least_temperature
 
     @override
+    def check_space(self, search_space: "SearchSpaceBuilder") -> None:
+        self.engine.check_space(search_space)
+
+    @override
     def tokenizer(self, model_name: str) -> "PreTrainedTokenizerBase":
         return self.engine.tokenizer(model_name)
 

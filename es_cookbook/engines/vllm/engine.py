@@ -115,12 +115,8 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             raise
         return engine
 
+    @override
     def check_space(self, search_space: "SearchSpaceBuilder") -> None:
-        """Refuse a search space that vLLM can never host, before there is a model.
-
-        Raises:
-            ConfigError: Says which it could.
-        """
         if search_space.moves_quantised:
             raise ConfigError(
                 f"search_space: engine=vllm cannot host {type(search_space).__name__}, because "

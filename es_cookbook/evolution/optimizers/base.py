@@ -83,7 +83,7 @@ class Optimizer(ABC):
         """Return the learning rate of the generation's step; None if the optimizer has none."""
         return None
 
-    def begin_after(self, steps: Sequence[Step]) -> None:
+    def begin_after(self, steps: Sequence[Step]) -> None:  # noqa: B027
         """Begin as a fork, before the first `ask`: after another run's steps.
 
         Otherwise the centre begins at the base. Optimizers that only add to the centre ignore it.
@@ -91,7 +91,6 @@ class Optimizer(ABC):
         Raises:
             ConfigError: It cannot begin there.
         """
-        del steps
 
     def metrics(self) -> Mapping[str, float]:
         """Return metrics of the generation that was told last, by name: `genetic/...`."""
@@ -157,13 +156,12 @@ class OptimizerBuilder(ABC):
             if value != AUTO or name in cls.finds
         }
 
-    def check_space(self, search_space: SearchSpaceBuilder) -> None:
+    def check_space(self, search_space: SearchSpaceBuilder) -> None:  # noqa: B027
         """Refuse search spaces that the optimizer cannot use, before a model is loaded.
 
         Raises:
             ConfigError: Names those that it can use, as options.
         """
-        del search_space
 
     @abstractmethod
     def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> Optimizer:

@@ -28,11 +28,10 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 import chz
 import numpy as np
-from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, nearest
@@ -64,6 +63,9 @@ Init: TypeAlias = Literal["lora", "gaussian", "orthogonal"]
 class Adapter(SearchSpaceBuilder):
     """LoRA factors of the model's linear weights; include, exclude and targets all narrow them."""
 
+    has_adapter: ClassVar[bool] = True
+    start_option: ClassVar[str] = "start"
+
     targets: tuple[str, ...] = chz.field(
         default=(),
         doc="narrow the selected weights to layers of these names, as in PEFT's target_modules: "
@@ -92,10 +94,6 @@ class Adapter(SearchSpaceBuilder):
                 "search_space.init=orthogonal gives A and B ranks of their own, so "
                 f"search_space.rank must be at least 2, found {self.rank}"
             )
-
-    @override
-    def check(self) -> None:
-        check_adapters("search_space.start", [self.start] if self.start is not None else [])
 
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
@@ -148,20 +146,6 @@ class Adapter(SearchSpaceBuilder):
                 )
             targeted |= named
         return {name: shape for name, shape in selected.items() if name in targeted}
-
-
-def check_adapters(option: str, paths: Sequence[str]) -> None:
-    """Refuse directories that hold no adapter.
-
-    Raises:
-        ConfigError: Names the option and the first of them.
-    """
-    for path in paths:
-        if not (Path(path) / "adapter_config.json").is_file():
-            raise ConfigError(
-                f"{option}: {path!r} holds no PEFT adapter (adapter_config.json); es-cookbook "
-                "export writes that of a run with search_space=adapter, and es-cookbook sft others"
-            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,6 +38,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import chz
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
 
 SEARCH_SPACE_NAMES = Registered("search_spaces")
 """Names on the command line."""
-
 
 WHOLE_KINDS = ("linear", "embedding", "other")
 """Kinds of the model's own parameters, by what their layer does with them."""
@@ -352,6 +352,10 @@ class SearchSpaceBuilder(ABC):
     """Whether the space that it builds does (`SearchSpace.hosts_offsets`)."""
     has_vectors: ClassVar[bool] = False
     """Whether the space that it builds does (`SearchSpace.vectors`)."""
+    has_adapter: ClassVar[bool] = False
+    """The same (`SearchSpace.adapter`)."""
+    start_option: ClassVar[str] = ""
+    """Its option with the directories of PEFT adapters that it starts from."""
 
     include: tuple[str, ...] = chz.field(
         default=("*",),
@@ -423,12 +427,21 @@ class SearchSpaceBuilder(ABC):
             ModelError: The adapter cannot be read, or does not fit.
         """
 
-    def check(self) -> None:  # noqa: B027 - most spaces read no files
-        """Check before a model is loaded that its files exist; does nothing by default.
+    @property
+    def starts(self) -> Sequence[str]:
+        """Directories of the PEFT adapters that it starts from."""
+        given = getattr(self, self.start_option, None) or ()
+        return [given] if isinstance(given, str) else given
 
-        Raises:
-            ConfigError: Names the option.
-        """
+    def check(self) -> None:
+        """Raise a ConfigError before a model is loaded if there are no adapters to start from."""
+        for path in self.starts:
+            if not (Path(path) / "adapter_config.json").is_file():
+                raise ConfigError(
+                    f"search_space.{self.start_option}: {path!r} holds no PEFT adapter "
+                    "(adapter_config.json); es-cookbook export writes that of a run with "
+                    "search_space=adapter, and es-cookbook sft others"
+                )
 
     def select(self, parameters: Sequence[ParameterInfo]) -> list[ParameterInfo]:
         """Return parameters in `include` and not in `exclude`, in the model's order.

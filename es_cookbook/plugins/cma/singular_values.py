@@ -32,7 +32,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, ModelError
-from es_cookbook.evolution.spaces.adapter import Adapter, check_adapters
+from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.factors import (
     AdapterFactors,
@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 class SingularValues(SearchSpaceBuilder):
     """Singular values of the factors of a trained LoRA adapter (ESSA)."""
 
+    has_adapter: ClassVar[bool] = True
+    start_option: ClassVar[str] = "start"
+
     start: str | None = chz.field(
         default=None, doc="directory of the PEFT LoRA adapter whose singular values are searched"
     )
@@ -66,10 +69,6 @@ class SingularValues(SearchSpaceBuilder):
                 "search_space=singular_values needs search_space.start=..., the directory of a "
                 "trained PEFT LoRA adapter"
             )
-
-    @override
-    def check(self) -> None:
-        check_adapters("search_space.start", [str(self.start)])
 
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None

@@ -87,13 +87,9 @@ class LlamaCppEngineBuilder(EngineBuilder):
             )
         return file
 
+    @override
     def check_space(self, search_space: "SearchSpaceBuilder") -> None:
-        """Refuse a search space that moves more than an adapter, before there is a model.
-
-        Raises:
-            ConfigError: Says which are hosted.
-        """
-        if search_space.moves_quantised or search_space.has_vectors:
+        if not search_space.has_adapter:
             raise _unhosted(search_space)
 
     @override
@@ -118,8 +114,6 @@ class LlamaCppEngineBuilder(EngineBuilder):
         self.check_space(search_space)
         file = self.file(model_name)
         model = await asyncio.to_thread(load, model_name, search_space)
-        if model.space.adapter is None:
-            raise _unhosted(search_space)
         cache_bytes = int(self.kv_cache_gib * GIB)
         engine = LlamaCppEngine(model, self.max_batch_size, self.max_model_len, cache_bytes)
         threads = self.threads or num_cores()

@@ -11,7 +11,7 @@ products c_k · (s_k B_k) beside each other, each rounded to float32 once. So en
 population as they host any adapters, and the result is exported as one.
 
 There are so few parameters that CMA-ES (`optimizer=cma`) learns their covariance. A checkpoint that
-was fine-tuned whole is merged by its adapter (`es-cookbook export form=adapter rank=16` of a run,
+was fine-tuned whole is merged by its adapter (`es-cookbook export rank=16` of a run,
 or any tool that fits one to the difference of two checkpoints).
 """
 
@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.evolution.spaces.adapter import Adapter, check_adapters
+from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder, layer_of
 from es_cookbook.evolution.spaces.factors import (
     AdapterFactors,
@@ -47,6 +47,9 @@ _COEFFICIENTS = "coefficients"
 @chz.chz
 class Merge(SearchSpaceBuilder):
     """Coefficients of trained LoRA adapters, added to the same base."""
+
+    has_adapter: ClassVar[bool] = True
+    start_option: ClassVar[str] = "adapters"
 
     adapters: tuple[str, ...] = chz.field(
         default=(), doc="directories of the PEFT LoRA adapters, two or more, separated by commas"
@@ -70,10 +73,6 @@ class Merge(SearchSpaceBuilder):
             raise ConfigError(
                 f"search_space.adapters must be different ones, found {','.join(self.adapters)}"
             )
-
-    @override
-    def check(self) -> None:
-        check_adapters("search_space.adapters", self.adapters)
 
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None

@@ -28,7 +28,7 @@ from typing import ClassVar
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.chat.problems import Problem, generate_problems
 from es_cookbook.recipes.conciseness.reward import stands_in
@@ -125,6 +125,8 @@ class KnowsDatasetBuilder(GeneratedDatasetBuilder):
         self, seed: int, fold: Fold, tokenizer: Tokenizer
     ) -> Iterator[ProblemGroupBuilder]:
         words_T = tuple(inside(tokenizer, word) for word in WORDS)
+        if not all(words_T):
+            raise DataError(f"the model's tokenizer has no tokens for {' and '.join(WORDS)}")
         for kind, problem in self._problems(seed, fold):
             asked = render_observation(tokenizer, problem.question, chat=True)
             meta = self.meta.replace("{}", problem.question)

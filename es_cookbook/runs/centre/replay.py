@@ -19,7 +19,6 @@ from typing import cast
 
 import torch
 
-from es_cookbook.checkpoints.model_files import base_identity
 from es_cookbook.checkpoints.models import (
     architecture_for,
     base_parameters,
@@ -43,12 +42,12 @@ from es_cookbook.runs.directory.directory import (
     check_is_run,
 )
 from es_cookbook.runs.directory.opening import refuse_lost_history
-from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import (
     Prefix,
     check_fingerprint,
     check_same_base,
     first_generations,
+    header_of,
 )
 
 _logger = logging.getLogger(__name__)
@@ -107,10 +106,10 @@ class Replay:
         Raises:
             HistoryError: It is another; names what differs.
         """
-        found = base_identity(self.model_name)
-        if (then := self.prefix.header) is not None:
-            check_same_base(self.history, then, Header(self.model_name, *found, then.dtype))
-        return found
+        then = self.prefix.header
+        now = header_of(self.model_name, then.dtype if then else "", self.search_space)
+        check_same_base(self.history, then or now, now)
+        return now.weights, now.tokenizer
 
     def centre_tensors(self, num_threads: int | None = None) -> Generator[tuple[str, torch.Tensor]]:
         """Yield every parameter of the centre, float32, with its name.

@@ -55,6 +55,8 @@ class Header:
         found: values that the run found for options of its optimizer that were `auto`.
         products: dtype of the engine's matrix products, if it had a choice; rollouts depend on it,
             steps and fingerprints do not.
+        start: digest of the adapters that the search space starts from, if there are any; a
+            fingerprint does not cover them where the centre is something else.
     """
 
     model_name: str
@@ -64,6 +66,7 @@ class Header:
     fork: Fork | None = None
     found: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
     products: str | None = None
+    start: str | None = None
 
 
 def num_forked(header: Header | None) -> int:
@@ -251,7 +254,7 @@ _HEADER: Mapping[str, object] = {
     "dtype": str,
     "fork": dict[str, object] | None,
 }
-_HEADER_OPTIONAL: Mapping[str, object] = {"products": str, "found": dict[str, float]}
+_HEADER_OPTIONAL: Mapping[str, object] = {"products": str, "found": dict[str, float], "start": str}
 _FORK: Mapping[str, object] = {"log_path": str, "generation": int}
 
 

@@ -7,6 +7,7 @@ since nothing behind it can be trusted; the error says how to keep the generatio
 """
 
 import dataclasses
+import hashlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from es_cookbook.checkpoints.model_files import base_identity
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
 from es_cookbook.common.files import ANY_SIZE, lines, opened
 from es_cookbook.common.terminal import command, one_line, plural
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.runs.files import LineFile
 from es_cookbook.runs.history.format import LONGEST_LINE, Header, Record, decode, encode
 
@@ -205,38 +207,41 @@ class HistoryStore:
         self._file.close()
 
 
-def header_of(model_name: str, base_dtype: str) -> Header:
+_COMPARED = {"weights": "", "tokenizer": "", "dtype": " (engine.dtype)", "start": " (search_space)"}
+"""Fields of a header that a run keeps, and the options that choose them."""
+
+
+def header_of(model_name: str, base_dtype: str, search_space: SearchSpaceBuilder) -> Header:
     """Make the header of a run whose engine holds this base in this dtype.
 
-    It reads all of the base.
+    It reads all of the base, and the adapters that the search space starts from.
 
     Raises:
         ModelError: It cannot be read.
     """
-    return Header(model_name, *base_identity(model_name), base_dtype)
+    files = [file for path in search_space.starts for file in sorted(Path(path).glob("adapter_*"))]
+    start = hashlib.sha256(b"".join(map(Path.read_bytes, files))).hexdigest() if files else None
+    return Header(model_name, *base_identity(model_name), base_dtype, start=start)
 
 
 def check_same_base(path: Path, then: Header, now: Header) -> None:
-    """Refuse another base than a history (`path`) began with.
+    """Refuse another base, or other adapters to start from, than a history (`path`) began with.
+
+    Older histories do not tell their adapters.
 
     Raises:
         HistoryError: Another base; names what differs.
     """
-    parts = (
-        ("weights", then.weights, now.weights),
-        ("tokenizer", then.tokenizer, now.tokenizer),
-        ("dtype (engine.dtype)", then.dtype, now.dtype),
-    )
     differing = [
-        f"its {name} was {one_line(was[:16])}, is {found[:16]}"
-        for name, was, found in parts
-        if was != found
+        f"its {name}{option} was {one_line(was[:16])}, is {found[:16]}"
+        for name, option in _COMPARED.items()
+        if (was := getattr(then, name)) not in (None, found := str(getattr(now, name)))
     ]
     if differing:
         hint = ": another is there now (of a run that went on: RUN@GENERATION)"
         raise HistoryError(
             f"{path} began with model_name={one_line(then.model_name)} and cannot go on with "
-            f"model_name={now.model_name}: {', '.join(differing)}; give the base that it began with"
+            f"model_name={now.model_name}: {', '.join(differing)}; give what it began with"
             f"{hint if then.model_name == now.model_name else ''}"
         )
 

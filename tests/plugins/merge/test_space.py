@@ -1,5 +1,6 @@
 """Coefficients of adapters: the weights are the base's plus each adapter times its coefficient."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.checkpoints.peft import read_adapter
-from es_cookbook.common.errors import ConfigError, ModelError
+from es_cookbook.common.errors import ConfigError, HistoryError, ModelError
 from es_cookbook.evolution.genome import Genome, Offsets, Step, Term
 from es_cookbook.plugins.merge.space import Merge
 from es_cookbook.runs.centre.replay import open_replay
@@ -106,7 +108,8 @@ def test_the_result_is_exported_as_one_adapter(
     model: Path, adapters: tuple[str, str], tmp_path: Path
 ) -> None:
     steps = (Step((Term(1, 0.5),)), Step((Term(2, 0.3),)))
-    run = record_run(tmp_path / "run", model, Merge(adapters=adapters), steps)
+    own = str(shutil.copytree(adapters[0], tmp_path / "own"))
+    run = record_run(tmp_path / "run", model, Merge(adapters=(own, adapters[1])), steps)
     for merge in (True, False):
         write_export(open_replay(run.path), tmp_path / f"out {merge}", merge=merge)
     with torch.no_grad():
@@ -114,6 +117,12 @@ def test_the_result_is_exported_as_one_adapter(
         adapter = PeftModel.from_pretrained(load(model), tmp_path / "out False")
         found = adapter.eval()(TOKENS).logits
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+    # A regression: coefficients have the same fingerprint for other adapters in the same place.
+    trained = load_file(weights_file := Path(own) / "adapter_model.safetensors")
+    save_file({name: 2 * factor for name, factor in trained.items()}, weights_file)
+    with pytest.raises(HistoryError, match=r"its start \(search_space\) was [0-9a-f]{16}, is"):
+        write_export(open_replay(run.path), tmp_path / "no")
 
 
 def test_adapters_that_cannot_be_merged_are_refused(
@@ -131,4 +140,4 @@ def test_adapters_that_cannot_be_merged_are_refused(
     run = f"log_path={tmp_path / 'run'}"
     both = f"search_space.adapters={','.join(adapters)}"
     said = refused("countdown", "search_space=merge", both, run)
-    assert said.startswith("search_space.start: ") or "adapter" in said
+    assert said.startswith("search_space: the adapter in") and "does not fit" in said

@@ -29,6 +29,7 @@ from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest, Target
+from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome, Offsets, Step, Term
@@ -41,6 +42,7 @@ from es_cookbook.runs.export.export import write_export
 from tests.engines.torch.reference import request, running_engine, sample_all, score_all
 from tests.runs.recorded_run import record_run
 from tests.tiny_models import VOCABULARY, save_with_tokenizer
+from tests.tiny_run import TinyConfig
 
 SPACES: dict[str, SearchSpaceBuilder] = {
     "soft prompt": SoftPrompt(num_tokens=3, init_seed=4),
@@ -283,7 +285,12 @@ async def test_what_cannot_be_searched_is_one_sentence(
     del tmp_path
     for space in SPACES.values():
         with pytest.raises(ConfigError, match=r"engine=vllm cannot host (SoftPrompt|Steering)"):
-            VLLMEngineBuilder().check_space(space)
+            TinyConfig(
+                model_name="",
+                search_space=space,
+                engine=RayPoolBuilder(engine=VLLMEngineBuilder()),
+                log_path="",
+            )
     with pytest.raises(ConfigError, match=r"leave out search_space\.include"):
         SoftPrompt(include=("*q_proj*",))
     with pytest.raises(ConfigError, match="text must not be empty"):
