@@ -64,6 +64,15 @@ class SoftPrompt(SearchSpaceBuilder):
         check_range(self, "init_seed", at_least=0, at_most=MAX_SEED, prefix="search_space.")
         if self.text == "":
             raise ConfigError("search_space.text must not be empty; leave it out for random tokens")
+        if self.text is not None and self.init_seed:
+            raise ConfigError(
+                "search_space.init_seed draws random tokens: leave it out beside a text"
+            )
+        if self.num_tokens is not None and len(self.text_tokens) > self.num_tokens:
+            raise ConfigError(
+                f"search_space.num_tokens must be at least {len(self.text_tokens)}, the tokens of "
+                f"the text, found {self.num_tokens}"
+            )
         if self.include != ("*",) or self.exclude:
             raise ConfigError(
                 "search_space=soft_prompt perturbs virtual tokens, not parameters of the model; "

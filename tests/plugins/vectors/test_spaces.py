@@ -295,6 +295,10 @@ async def test_what_cannot_be_searched_is_one_sentence(
         SoftPrompt(include=("*q_proj*",))
     with pytest.raises(ConfigError, match="text must not be empty"):
         SoftPrompt(text="")
+    with pytest.raises(ConfigError, match="leave it out beside a text"):
+        SoftPrompt(text="a", init_seed=1)
+    with pytest.raises(ConfigError, match=r"num_tokens must be at least 2, .* found 1"):
+        SoftPrompt(text="a b", num_tokens=1).tokenized(lambda text: [*map(len, text.split())])
     with pytest.raises(ConfigError, match="selects no layer"):
         Steering(include=("*embed*",))(parameter_infos(load(tiny_model("qwen2"))))
     with pytest.raises(ConfigError, match="text_tokens must be 0 to"):
