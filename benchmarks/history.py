@@ -93,7 +93,7 @@ def write_run(log_path: Path, model: Path, made: Sequence[Record]) -> None:
     (log_path / "config.json").write_text(config_to_json(config))
     dtype = str(load_architecture(str(model)).config.dtype).removeprefix("torch.")
     history = HistoryStore(
-        log_path / "history.jsonl", header_of(str(model), dtype, config.search_space)
+        log_path / "history.jsonl", header_of(str(model), dtype, config.search_space.starts)
     )
     for record in made:
         history.append(record)

@@ -80,7 +80,7 @@ class EvolutionStrategies(Mover[Run]):
         history, name = self._state.history, self.config.model_name
         if history.header is not None and history.generations:
             say(f"{self.log_path}: comparing {name} with the base that it began with")
-            now = header_of(name, history.header.dtype, self.config.search_space)
+            now = header_of(name, history.header.dtype, self.config.search_space.starts)
             check_same_base(self.log_path / HISTORY, history.header, now)
 
     def _check_temperature(self, then: object) -> None:
@@ -177,7 +177,8 @@ class EvolutionStrategies(Mover[Run]):
         history, traits, name = self._state.history, engine.traits, self.config.model_name
         then, dtype = history.header, traits.base_dtype
         if then is None or not history.generations:
-            header = await asyncio.to_thread(header_of, name, dtype, self.config.search_space)
+            starts = self.config.search_space.starts
+            header = await asyncio.to_thread(header_of, name, dtype, starts)
             return dataclasses.replace(header, found=found, products=traits.products)
         if then.products not in (None, traits.products):
             say(

@@ -271,7 +271,7 @@ async def rebuild(run: RecordedRun, engine: EngineBuilder | None = None) -> "Reb
     try:
         if run.header is not None:
             dtype = rebuilt.engine.traits.base_dtype
-            now = await anyio.to_thread.run_sync(header_of, name, dtype, search_space)
+            now = await anyio.to_thread.run_sync(header_of, name, dtype, search_space.starts)
             check_same_base(run.history, run.header, now)
     except BaseException:
         with anyio.CancelScope(shield=True):

@@ -73,7 +73,7 @@ def record_run(
         parameters |= {parameter_name(layer, kind): tensor for kind, tensor in parts}
     centre = Centre(parameters, space_of(space, str(model)))
     recorded = Recorded(path, [centre.fingerprint()], [clone(centre.weights)])
-    header = header_of(str(model), dtype_name(loaded.dtype), space)
+    header = header_of(str(model), dtype_name(loaded.dtype), space.starts)
     history = HistoryStore(path / "history.jsonl", header)
     for generation, step in enumerate(steps):
         recorded.fingerprints.append(centre.apply(step))

@@ -300,7 +300,7 @@ async def test_another_base_is_refused_and_nothing_is_changed(tmp_path: Path) ->
         await train(resumed)
     weights = (model / "model.safetensors").read_bytes()
     (model / "model.safetensors").write_bytes(weights[:-1] + b"\x01")
-    with pytest.raises(HistoryError, match=r"its weights was .*, its tokenizer was .*; give the"):
+    with pytest.raises(HistoryError, match=r"its weights was .*, its tokenizer was .*; give what"):
         await train(resumed)
     assert contents(tmp_path / "run") == before
 

@@ -107,7 +107,7 @@ class Replay:
             HistoryError: It is another; names what differs.
         """
         then = self.prefix.header
-        now = header_of(self.model_name, then.dtype if then else "", self.search_space)
+        now = header_of(self.model_name, then.dtype if then else "", self.search_space.starts)
         check_same_base(self.history, then or now, now)
         return now.weights, now.tokenizer
 

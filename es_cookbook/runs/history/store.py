@@ -9,14 +9,13 @@ since nothing behind it can be trusted; the error says how to keep the generatio
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from es_cookbook.checkpoints.model_files import base_identity
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
 from es_cookbook.common.files import ANY_SIZE, lines, opened
 from es_cookbook.common.terminal import command, one_line, plural
-from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.runs.files import LineFile
 from es_cookbook.runs.history.format import LONGEST_LINE, Header, Record, decode, encode
 
@@ -211,15 +210,15 @@ _COMPARED = {"weights": "", "tokenizer": "", "dtype": " (engine.dtype)", "start"
 """Fields of a header that a run keeps, and the options that choose them."""
 
 
-def header_of(model_name: str, base_dtype: str, search_space: SearchSpaceBuilder) -> Header:
+def header_of(model_name: str, base_dtype: str, starts: Sequence[str] = ()) -> Header:
     """Make the header of a run whose engine holds this base in this dtype.
 
-    It reads all of the base, and the adapters that the search space starts from.
+    It reads all of the base, and the adapters that the search space starts from (`starts`).
 
     Raises:
         ModelError: It cannot be read.
     """
-    files = [file for path in search_space.starts for file in sorted(Path(path).glob("adapter_*"))]
+    files = [file for path in starts for file in sorted(Path(path).glob("adapter_*"))]
     start = hashlib.sha256(b"".join(map(Path.read_bytes, files))).hexdigest() if files else None
     return Header(model_name, *base_identity(model_name), base_dtype, start=start)
 

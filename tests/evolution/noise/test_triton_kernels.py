@@ -201,7 +201,8 @@ INTERPRETED = {
         f"{_CENTRE}::test_known_steps",
         f"{_CENTRE}::test_restoring_by_other_threads_equals_having_taken_the_steps[builder1]",
         f"{_CENTRE}::test_a_perturbed_weight_is_the_centre_plus_its_terms",
-        f"{_CENTRE}::test_ranks_that_hold_parts_have_together_what_one_alone_has[builder0]",
+        "tests/evolution/test_exact.py::"
+        "test_replays_threads_and_parts_give_the_same_bits[last0-space0]",
     ],
     "engines": [
         f"{_ENGINES}/torch/test_centre_in_engine.py::"

@@ -129,7 +129,7 @@ def other_base(run: Path) -> None:
         (None, "{run}/../model@1", r"is not the directory of a run"),
         (None, "{run}x@1", r"there is no directory '.*x@1'$"),
         (lambda run: edited(run, model_name=str(run)), "{run}", r"goes back to .* itself"),
-        (other_base, "{run}@2", r"its weights was [0-9a-f]+, is [0-9a-f]+; give the base"),
+        (other_base, "{run}@2", r"its weights was [0-9a-f]+, is [0-9a-f]+; give what"),
         (lambda run: (run / "history.jsonl").unlink(), "{run}@1", "history"),
         (
             lambda run: edited(run, search_space={"$class": "strangers:Space"}),
