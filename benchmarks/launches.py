@@ -49,6 +49,24 @@ class Config:
     layers: int = chz.field(default=30, doc="layers of the model")
 
 
+def tensors(found: object) -> list[torch.Tensor]:
+    """Return the tensors of an operation's arguments or result."""
+    several = found if isinstance(found, list | tuple) else [found]
+    return [each for each in several if isinstance(each, torch.Tensor)]
+
+
+def made_by(func: OpOverload, args: Sequence[Any], found: object) -> list[torch.Tensor]:
+    """Return the tensors that an operation made: none if it gives views or memory alone."""
+    read = {each.untyped_storage().data_ptr() for each in tensors(args)}
+    made = [each for each in tensors(found) if each.untyped_storage().data_ptr() not in read]
+    return [] if "empty" in str(func) else made
+
+
+def is_in_place(func: OpOverload) -> bool:
+    """Return whether an operation writes to its arguments."""
+    return func.__name__.partition(".")[0].endswith("_")
+
+
 class Counter(TorchDispatchMode):
     """Counts operations that would launch something on a GPU.
 
@@ -69,13 +87,7 @@ class Counter(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
         found = func(*args, **(kwargs or {}))
-        read = {
-            each.untyped_storage().data_ptr() for each in args if isinstance(each, torch.Tensor)
-        }
-        made = not isinstance(found, torch.Tensor) or (
-            found.untyped_storage().data_ptr() not in read and "empty" not in str(func)
-        )
-        if made or func.__name__.partition(".")[0].endswith("_"):
+        if made_by(func, args, found) or is_in_place(func):
             self.captured += self._inside
             self.number += not self._inside
         return found

@@ -113,7 +113,7 @@ def options_of(config: "type | chz.Blueprint[object]") -> dict[str, Option]:
 
 def _class_of(spec: object) -> type | None:
     """Return the chz class of an object, or the one that a class or a partial builds."""
-    built_by = getattr(spec, "func", spec) if isinstance(spec, functools.partial) else spec
+    built_by = spec.func if isinstance(spec, functools.partial) else spec
     found = built_by if isinstance(built_by, type) else type(built_by)
     return found if chz.is_chz(found) else None
 

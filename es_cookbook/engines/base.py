@@ -297,7 +297,7 @@ class EngineBuilder(ABC):
         """
         model_directory(model_name)
 
-    def check_space(self, search_space: "SearchSpaceBuilder") -> None:  # noqa: B027
+    def check_space(self, search_space: "SearchSpaceBuilder") -> None:  # noqa: B027 - most host all
         """Refuse search spaces that the engine never hosts, before there is a model.
 
         Raises:

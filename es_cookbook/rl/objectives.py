@@ -162,7 +162,7 @@ class Objective(ABC):
         """Return metrics `objective/...` of a generation; none by default."""
         return {}
 
-    def check(self, attempts: int, temperature: float, path: str = "objective") -> None:  # noqa: B027
+    def check(self, attempts: int, temperature: float, path: str = "objective") -> None:  # noqa: B027 - most need none
         """Refuse a run in which attempts are too few, or all the same; by default none.
 
         `path` is the objective's, as a user types it.
@@ -265,7 +265,7 @@ class AnswerSource(ABC):
         """
         return sampling
 
-    def check(self, batch_P: Sequence[EnvGroupBuilder]) -> None:  # noqa: B027
+    def check(self, batch_P: Sequence[EnvGroupBuilder]) -> None:  # noqa: B027 - the centre answers any
         """Refuse problems without such answers, before any is attempted.
 
         Raises:

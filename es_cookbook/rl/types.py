@@ -458,7 +458,7 @@ class EnvGroupBuilder(ABC):
         """
         return ()
 
-    async def check(self, context_length: int) -> None:  # noqa: B027
+    async def check(self, context_length: int) -> None:  # noqa: B027 - some are of any length
         """Check before the run that the problem can be attempted; does nothing by default.
 
         Raises:
@@ -499,7 +499,7 @@ class RLDataset(ABC):
         """Return the results that the history keeps, one per problem; none by default."""
         return ()
 
-    def tell(  # noqa: B027
+    def tell(  # noqa: B027 - most depend on no results
         self, generation: int, results_P: Sequence[ProblemResult], given: bool = False
     ) -> None:
         """Update the dataset with what `results` returned; does nothing by default.

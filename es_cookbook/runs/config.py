@@ -304,7 +304,7 @@ class Config(RunConfig):
                 "score answers: set surrogate.attempts"
             )
         surrogate.sampling(self.sampling)
-        # Recipes have other defaults.
+        # Said with the value that is needed, since a recipe's default may be another.
         needed = {
             "objective=mean": isinstance(self.objective, Mean),
             "batch_per_pair=False": not self.batch_per_pair,

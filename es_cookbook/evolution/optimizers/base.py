@@ -83,7 +83,7 @@ class Optimizer(ABC):
         """Return the learning rate of the generation's step; None if the optimizer has none."""
         return None
 
-    def begin_after(self, steps: Sequence[Step]) -> None:  # noqa: B027
+    def begin_after(self, steps: Sequence[Step]) -> None:  # noqa: B027 - most only add to the centre
         """Begin as a fork, before the first `ask`: after another run's steps.
 
         Otherwise the centre begins at the base. Optimizers that only add to the centre ignore it.
@@ -156,7 +156,7 @@ class OptimizerBuilder(ABC):
             if value != AUTO or name in cls.finds
         }
 
-    def check_space(self, search_space: SearchSpaceBuilder) -> None:  # noqa: B027
+    def check_space(self, search_space: SearchSpaceBuilder) -> None:  # noqa: B027 - most search all
         """Refuse search spaces that the optimizer cannot use, before a model is loaded.
 
         Raises:

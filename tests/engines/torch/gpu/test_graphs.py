@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
+from benchmarks.launches import is_in_place, made_by, tensors
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.engines.torch import host
 from es_cookbook.engines.torch.flat import new_cache
@@ -63,9 +64,8 @@ class Tape(TorchDispatchMode):
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
     ) -> object:
         found = func(*args, **(kwargs or {}))
-        read = {tensor.untyped_storage().data_ptr() for tensor in _tensors(args)}
-        made = [each for each in _tensors(found) if each.untyped_storage().data_ptr() not in read]
-        if made or func.__name__.partition(".")[0].endswith("_"):  # no view
+        made = made_by(func, args, found)
+        if made or is_in_place(func):  # no view
             self.calls.append((func, args, kwargs or {}, made))
         return found
 
@@ -75,13 +75,8 @@ class Tape(TorchDispatchMode):
             return
         for func, args, kwargs, made in self.calls:
             again = func(*args, **kwargs)
-            for own, new in zip(made, _tensors(again) if made else (), strict=True):
+            for own, new in zip(made, tensors(again) if made else (), strict=True):
                 own.copy_(new)
-
-
-def _tensors(found: object) -> list[torch.Tensor]:
-    several = found if isinstance(found, list | tuple) else [found]
-    return [each for each in several if isinstance(each, torch.Tensor)]
 
 
 def _requests(number: int, seed: int) -> list[SampleRequest]:
