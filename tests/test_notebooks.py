@@ -84,7 +84,7 @@ def test_a_notebook_runs_on_a_cpu(
     client.execute()
     programs.exit_code()
     text = shown(notebook)
-    assert ENDS[path.name] in text
+    assert ENDS[path.name] in text and "unknown option" not in text
     # A line a generation, and none that is drawn again: a notebook is no terminal.
     assert "generation 1/1  reward" in text
     assert re.findall(r"[\x00-\x08\x0b-\x1f]", text.replace("\r\n", "\n")) == []
