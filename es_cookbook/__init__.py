@@ -3,8 +3,8 @@
 A population of genomes (seeds that stand for weight perturbations) attempts the same problems;
 their rewards move the centre of the population; the whole run is a list of seeds and coefficients.
 
-The public API is imported from here, as docs/api.md lists it; all else is internal. A name is
-imported when it is used, so that `import es_cookbook` costs nothing.
+The public API is imported from here, as docs/builders/python.md lists it; all else is internal. A
+name is imported when it is used, so that `import es_cookbook` costs nothing.
 """
 
 import importlib

@@ -307,8 +307,7 @@ def _optimizer(
         raise ConfigError(
             f"max_staleness={config.max_staleness}: {type(config.optimizer).__name__} asks for "
             "genomes by what it was told of the generation before, which is not known yet; "
-            "accepted are es, momentum, adam, rmsprop, clip_up, muon and qes, without "
-            "adaptive_sigma"
+            "accepted are es and the optimizers built on it, without adaptive_sigma and sharpness"
         )
     if config.max_staleness and dataset.depends_on_results:
         raise ConfigError(

@@ -5,10 +5,10 @@
     ... range.optimizer.learning_rate=0.005:0.05:log sampler=optuna trials=20
     ... recipe=train model_name=... data=rows.jsonl reward=exact values.optimizer.sigma=0.001,0.002
 
-`values.NAME=a,b,c` lists the values of an option of the recipe's `train_cli`; values that contain
-commas are separated by semicolons (`'values.objective.weights=1,0.2;1,0.5'`).
-`range.NAME=LOW:HIGH` is any number in between, an integer if both are, log-uniform with `:log`. Any
-other option of `train_cli` applies to every run.
+`values.NAME=a,b,c` lists the values of an option of the recipe; values that contain commas are
+separated by semicolons (`'values.objective.weights=1,0.2;1,0.5'`). `range.NAME=LOW:HIGH` is any
+number in between, an integer if both are, log-uniform with `:log`. Any other option of the recipe
+applies to every run.
 
 Runs are ordinary ones, in `<log_path>/<options>-seed<seed>`. The same command continues where it
 was interrupted and skips complete runs. The results are printed, and written to `results.md` and
@@ -131,8 +131,8 @@ def main(config: Sweep, fields: Mapping[str, str]) -> None:
 
 def cli() -> None:
     more_help = (
-        "\n\nvalues.NAME=a,b and range.NAME=LOW:HIGH[:log] vary an option of train_cli "
-        "(values.optimizer.sigma=0.005,0.01);\nany other option of train_cli "
+        "\n\nvalues.NAME=a,b and range.NAME=LOW:HIGH[:log] vary an option of the recipe "
+        "(values.optimizer.sigma=0.005,0.01);\nany other option of the recipe "
         "(num_generations=30) applies to every run."
     )
     run_with_fields(main, Sweep, more_help)

@@ -4,10 +4,9 @@
     ... optimizers=es,genetic seeds=0,1 num_generations=30 genetic.optimizer.sigma=0.02
     ... optimizers=es,genetic genetic.optimizer.population_size=32 genetic.num_generations=100
 
-Each optimizer starts as `optimizer=<name>` does in the recipe's `train_cli`. An option of
-`train_cli` applies to every run; prefixed with an optimizer's name, only to that optimizer's runs.
-All must make the same number of rollouts. To compare settings of one
-optimizer, use `sweep`.
+Each optimizer starts as `optimizer=<name>` does in the recipe. An option of the recipe applies to
+every run; prefixed with an optimizer's name, only to that optimizer's runs. All must make the same
+number of rollouts. To compare settings of one optimizer, use `sweep`.
 
 Runs are ordinary ones, in `<log_path>/<optimizer>-seed<seed>`. The same command continues where it
 was interrupted and skips complete runs, so an optimizer is added by naming it. The results are
@@ -115,7 +114,7 @@ def main(compare: Compare, fields: Mapping[str, str]) -> None:
 
 def cli() -> None:
     more_help = (
-        "\n\nAn option of train_cli (num_generations=30, dataset.num_test=100) applies to every "
+        "\n\nAn option of the recipe (num_generations=30, dataset.num_test=100) applies to every "
         "run; prefixed\nwith an optimizer's name, only to its runs (es.optimizer.sigma=0.02).\n"
         f"optimizers: {', '.join(OPTIMIZER_NAMES)}"
     )
