@@ -11,7 +11,7 @@ after a garbage collection: resident memory, objects that Python's collector kno
 file handles, child processes, files under the temporary directory, processor time. *Grown by* is
 the most of the last quarter less the most of the second one; the first quarter is for what is made
 once. The directory that it leaves is then read by the functions and commands that users have, and
-gone on with: *resume* is from calling `train_main` to the next generation's line in the history, in
+gone on with: *resume* is from calling `train` to the next generation's line in the history, in
 seconds and in processor time, which other programs on the machine do not change; beside it a run
 that begins, to its first line.
 
@@ -154,7 +154,7 @@ def _config(directory: Path, name: str, generations: int, how: Mapping[str, int]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Start:
-    """Time from calling `train_main` to the next generation's line in the history."""
+    """Time from calling `train` to the next generation's line in the history."""
 
     seconds: float
     processor: float

@@ -1,7 +1,7 @@
 """QES: steps on a grid of integers with error feedback, which keeps what rounding left out.
 
 Quantized Evolution Strategies (Xu, Miikkulainen and Qiu 2026, arXiv:2602.03120), for the codes of a
-quantised checkpoint (`spaces/quantised.py`). A step of ES is a small part of a code, so rounded
+quantised checkpoint (`spaces.QuantCodes`). A step of ES is a small part of a code, so rounded
 to the grid by itself it is nothing, in every generation: the centre never moves (shown in the
 tests). Error feedback keeps what rounding left out:
 
