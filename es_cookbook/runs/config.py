@@ -273,7 +273,7 @@ class Config(RunConfig):
                 "max_staleness=1 begins a generation before the results of the one before it are "
                 "known, and this objective follows them: leave one of them out"
             )
-        self.optimizer.check_space(self.search_space)
+        self.optimizer.check_run(self.search_space, self.num_generations)
         self.engine.check_space(self.search_space)
         check_temperatures(
             self.temperature_schedule,

@@ -266,7 +266,8 @@ def check_outside(config: Config) -> None:
     own = config.trackers, _one_by_one(config).dataset, config.search_space
     for builder in (*own, *config.regularisers):
         builder.check()
-    config.engine.check(config.model_name)  # Last: it may be fetched.
+    config.engine.check(config.model_name)  # It may be fetched.
+    config.optimizer.check(config.model_name, config.search_space)
 
 
 def _one_by_one(config: Config) -> Config:

@@ -21,6 +21,7 @@ from es_cookbook.common.names import Names
 from es_cookbook.common.registry import Registered
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.schedules import Constant, Schedule
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 OPTIMIZER_NAMES = Registered("optimizers")
@@ -156,11 +157,18 @@ class OptimizerBuilder(ABC):
             if value != AUTO or name in cls.finds
         }
 
-    def check_space(self, search_space: SearchSpaceBuilder) -> None:  # noqa: B027 - most search all
-        """Refuse search spaces that the optimizer cannot use, before a model is loaded.
+    def check_run(self, search_space: SearchSpaceBuilder, num_generations: int) -> None:  # noqa: B027 - most search all
+        """Refuse a search space or a length that the optimizer cannot use.
 
         Raises:
             ConfigError: Names those that it can use, as options.
+        """
+
+    def check(self, model_name: str, search_space: SearchSpaceBuilder) -> None:  # noqa: B027 - most need no package
+        """Check, before a model is loaded, packages and what the model's header says.
+
+        Raises:
+            ConfigError: A package is missing, or the search space over the model is too large.
         """
 
     @abstractmethod
@@ -196,14 +204,15 @@ class OptimizerNames(Names):
         return own
 
 
-def refuse_zero_sigma(sigma: Callable[[int], float], num_generations: int) -> None:
+def refuse_zero_sigma(sigma: Auto, schedule: Schedule, num_generations: int) -> None:
     """Check a scheduled sigma over a whole run, before it begins.
 
     Raises:
         ConfigError: It reaches 0, or what cannot be multiplied, within the run.
     """
-    for generation in range(num_generations):
-        if not LEAST <= (found := sigma(generation)) <= MOST:
+    start = 1.0 if sigma == AUTO else number(sigma)
+    for generation in range(0 if schedule == Constant() else num_generations):
+        if not LEAST <= (found := start * schedule(generation, num_generations)) <= MOST:
             raise ConfigError(
                 f"optimizer.sigma_schedule reaches {found:g} at generation {generation} of "
                 f"{num_generations}; sigma must stay above 0, from {LEAST:g} to {MOST:g}"

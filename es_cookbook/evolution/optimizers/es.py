@@ -30,8 +30,8 @@ places. A step takes two generations, twice the rollouts:
     generation 2i + 1:  centre <- centre + d + α g  with the g of the genomes around centre - d
 
 Both are sums of terms, so a history needs nothing else. In ESSAM both populations attempt the same
-problems; here each generation has its own. Trap: between the two the centre is meant to be worse,
-so evaluate after an even number of generations.
+problems; here each generation has its own. An odd last generation makes a step of plain ES. Trap:
+between the two the centre is meant to be worse, so evaluate after an even number of generations.
 
 A learning rate that was found is for fitness of unit variance, which z-scores have. Ranks have a
 standard deviation of 0.29, less where many tie, and that of rewards depends on the task. With
@@ -70,7 +70,7 @@ from es_cookbook.evolution.optimizers.base import (
     refuse_zero_sigma,
 )
 from es_cookbook.evolution.schedules import Schedule, schedule_field, warmup
-from es_cookbook.evolution.spaces.base import SearchSpace
+from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 
 @chz.chz
@@ -146,7 +146,8 @@ class ES(OptimizerBuilder):
 
     @chz.validate
     def _fields(self) -> None:
-        check_range(self, "population_size", at_least=1)
+        # One genome alone is its own baseline, and never moves the centre.
+        check_range(self, "population_size", at_least=2 - self.evaluate_centre)
         if self.antithetic and self.population_size % 2:
             raise ConfigError(
                 "population_size must be even with antithetic=True, because genomes come in "
@@ -170,6 +171,17 @@ class ES(OptimizerBuilder):
             )
 
     @override
+    def check_run(self, search_space: SearchSpaceBuilder, num_generations: int) -> None:
+        refuse_zero_sigma(self.sigma, self.sigma_schedule, num_generations)
+        seeds = self.population_size // (1 + self.antithetic)
+        if (groups := search_space.partitions) > 1 and not groups <= seeds <= SEEDS_OF_PARTITION:
+            raise ConfigError(
+                f"search_space.partitions needs {groups:,} to {SEEDS_OF_PARTITION:,} seeds per "
+                f"generation here, and optimizer.population_size={self.population_size} gives "
+                f"{seeds:,}" + ", one per mirrored pair" * self.antithetic
+            )
+
+    @override
     def rate_factor(self, generation: int, num_generations: int) -> float:
         """Return the learning rate's schedule times the warm-up."""
         factor = self.learning_rate_schedule(generation, num_generations)
@@ -181,11 +193,7 @@ class ES(OptimizerBuilder):
 
 
 class ESOptimizer(Optimizer):
-    """`ask` depends on the run seed, the generation and, if σ adapts, on what `tell` was given.
-
-    Raises:
-        ConfigError: The population is too small for the space's partitions.
-    """
+    """`ask` depends on the run seed, the generation and, if σ adapts, on what `tell` was given."""
 
     def __init__(self, config: ES, run_seed: int, num_generations: int, space: SearchSpace) -> None:
         self._config = config
@@ -193,28 +201,15 @@ class ESOptimizer(Optimizer):
         self.asks_ahead = config.adaptive_sigma is None and not config.sharpness
         self._signs = (1, -1) if config.antithetic else (1,)
         self.num_seeds = config.population_size // len(self._signs)
-        if config.sharpness and num_generations % 2:
-            raise ConfigError(
-                "optimizer.sharpness makes a step of two generations, so num_generations must be "
-                f"even, found {num_generations}"
-            )
         self._moved_away: tuple[Term, ...] = ()
         """Terms that the centre was moved by, to be taken back."""
         self._is_partitioned = space.shares.num_partitions > 1
-        groups = space.shares.num_partitions
-        if self._is_partitioned and not groups <= self.num_seeds <= SEEDS_OF_PARTITION:
-            raise ConfigError(
-                f"search_space.partitions needs {groups:,} to {SEEDS_OF_PARTITION:,} seeds per "
-                f"generation here, and optimizer.population_size={config.population_size} gives "
-                f"{self.num_seeds:,}" + ", one per mirrored pair" * config.antithetic
-            )
         self._num_generations = num_generations
         self._sigma_factor = 1.0
         self._rms_T: list[float] = []
         """RMS of the fitness of each generation that had a signal."""
         self._told = -1, 1.0
         """The generation that was told last, and the factor on its sigma."""
-        refuse_zero_sigma(self.sigma, num_generations)
 
     def sigma(self, generation: int) -> float:
         """Return the base sigma times its schedule and adapted factor."""
@@ -285,9 +280,11 @@ class ESOptimizer(Optimizer):
         if (adapt := self._config.adaptive_sigma) is not None:
             self._sigma_factor = adapt(self._sigma_factor, genomes_G, fitness_G.tolist())
         if self._config.sharpness and generation % 2 == 0:
-            # centre <- centre - ρ g
-            self._moved_away = self.gradient(genomes_G, fitness_G, -self._config.sharpness)
-            return Step(self._moved_away)
+            self._moved_away = ()
+            if generation + 1 < self._num_generations:
+                # centre <- centre - ρ g
+                self._moved_away = self.gradient(genomes_G, fitness_G, -self._config.sharpness)
+                return Step(self._moved_away)
         step = self.move(generation, genomes_G, fitness_G)
         decay = self._config.weight_decay * self.rate_factor(generation)
         if not (step.terms or step.rule or self._moved_away):

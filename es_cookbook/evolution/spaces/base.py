@@ -265,14 +265,6 @@ class SearchSpace(ABC):
         """Virtual tokens before each prompt, except for the base."""
         return sum(shape[0] for shape in self.shapes.values() if self.vectors and len(shape) == 2)
 
-    @property
-    def hosts_offsets(self) -> bool:
-        """Whether engines can give a genome its own coordinates, `Genome.offsets`.
-
-        Not where all genomes share the centre's weights, nor where parameters are whole numbers.
-        """
-        return self.rank is None and self.highest_code is None
-
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> Mapping[str, "torch.Tensor"]:
         """Return the start of the centre, with at least `shapes`: the model's own parameters.
 
@@ -349,7 +341,10 @@ class SearchSpaceBuilder(ABC):
     """Selects parameters by name and says how they are perturbed."""
 
     hosts_offsets: ClassVar[bool] = True
-    """Whether the space that it builds does (`SearchSpace.hosts_offsets`)."""
+    """Whether engines can give a genome its own coordinates, `Genome.offsets`.
+
+    Not where all genomes share the centre's weights, nor where parameters are whole numbers.
+    """
     has_vectors: ClassVar[bool] = False
     """Whether the space that it builds does (`SearchSpace.vectors`)."""
     has_adapter: ClassVar[bool] = False

@@ -22,6 +22,7 @@ import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import chz
@@ -75,7 +76,7 @@ class _OffsetsBuilder(OptimizerBuilder):
         check_range(self, "sigma", above=0)
 
     @override
-    def check_space(self, search_space: SearchSpaceBuilder | SearchSpace) -> None:
+    def check_run(self, search_space: SearchSpaceBuilder, num_generations: int) -> None:
         if not search_space.hosts_offsets:
             raise ConfigError(
                 f"optimizer={self.name} gives every genome its own coordinates, which genomes of "
@@ -84,26 +85,40 @@ class _OffsetsBuilder(OptimizerBuilder):
                 "search_space.start=... (the directory of a PEFT adapter), search_space=adapter or "
                 "search_space=full_rank"
             )
-
-    @override
-    def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> Optimizer:
-        self.check_space(space)
-        uneven = any(factor != 1 for factor in space.shares.factors.values())
-        if uneven or space.shares.num_partitions > 1:
+        if search_space.partitions > 1 or set(search_space.sigma_factors) - {1.0}:
             raise ConfigError(
                 f"optimizer={self.name} perturbs all parameters at once by the covariance that it "
                 "learns, so search_space's sigma_factors and partitions have no meaning with "
                 "it: leave them out"
             )
+
+    @override
+    def check(self, model_name: str, search_space: SearchSpaceBuilder) -> None:
+        self._require_package()
+        from es_cookbook.runs.centre.replay import space_of  # torch, which a Config does without
+
+        self._dimension(space_of(search_space, model_name))
+
+    def _require_package(self) -> None:
+        if find_spec(self.package) is None:
+            what, library = f"optimizer={self.name}", f"the package {self.package}"
+            raise not_installed(what, library, "es-cookbook[cma]")
+
+    def _dimension(self, space: SearchSpace) -> int:
+        """Return the number of parameters, unless they are too few or too many."""
         dimension = sum(math.prod(shape) for shape in space.shapes.values())
         if not self.least <= dimension <= self.most:
             raise ConfigError(
                 f"optimizer={self.name} takes {self.least:,} to {self.most:,} parameters, and this "
                 f"search space has {dimension:,}: select others, or use optimizer={self.otherwise}"
             )
-        return {"cma": _CMAOptimizer, "sep_cma": _SepCMAOptimizer}[self.name](
-            self, run_seed, dimension
-        )
+        return dimension
+
+    @override
+    def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> Optimizer:
+        self._require_package()
+        kind = {"cma": _CMAOptimizer, "sep_cma": _SepCMAOptimizer}[self.name]
+        return kind(self, run_seed, self._dimension(space))
 
 
 class _OffsetsOptimizer(Optimizer):
@@ -116,11 +131,7 @@ class _OffsetsOptimizer(Optimizer):
         self._asked: int | None = None
         self._points_G: Sequence[Floats] = ()
         self._mean = np.zeros(dimension)
-        try:
-            self.start(self._mean)
-        except ImportError as error:
-            what, library = f"optimizer={config.name}", f"the package {config.package}"
-            raise not_installed(what, library, "es-cookbook[cma]") from error
+        self.start(self._mean)
 
     @abstractmethod
     def start(self, mean: Floats) -> None:

@@ -82,7 +82,7 @@ from es_cookbook.evolution.optimizers.base import (
 )
 from es_cookbook.evolution.optimizers.es import merged, weighted_sum
 from es_cookbook.evolution.schedules import Constant, Cosine, Schedule, schedule_field
-from es_cookbook.evolution.spaces.base import SearchSpace
+from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 _CHANCE = 2.0**63
 """The exclusive upper bound of `derive_seed`."""
@@ -346,13 +346,17 @@ class Genetic(OptimizerBuilder):
                 f"species_by={self.species_by} needs species_distance=...: how much a member's "
                 "rewards may differ from those of its species' best, 0.1 for example"
             )
-        smallest = self.num_islands * max(self.num_elites + 1, self.tournament_size)
+        smallest = max(2, self.num_islands * max(self.num_elites + 1, self.tournament_size))
         if self.population_size < smallest:
             raise ConfigError(
                 f"population_size must be at least {smallest} for num_islands={self.num_islands}, "
                 f"num_elites={self.num_elites} and tournament_size={self.tournament_size}, found "
                 f"{self.population_size}"
             )
+
+    @override
+    def check_run(self, search_space: SearchSpaceBuilder, num_generations: int) -> None:
+        refuse_zero_sigma(self.sigma, self.sigma_schedule, num_generations)
 
     @override
     def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> Optimizer:
@@ -382,7 +386,6 @@ class _GeneticOptimizer(Optimizer):
         self._config = config
         self._run_seed = run_seed
         self._num_generations = num_generations
-        refuse_zero_sigma(self.sigma, num_generations)
         self.champion = BASE
         self._metrics: Mapping[str, float] = {}
         self._trunk: list[Gene] = []

@@ -85,7 +85,8 @@ class QES(ES):
             )
 
     @override
-    def check_space(self, search_space: SearchSpaceBuilder) -> None:
+    def check_run(self, search_space: SearchSpaceBuilder, num_generations: int) -> None:
+        super().check_run(search_space, num_generations)
         if "codes" not in search_space.kinds:
             raise _needs_codes(search_space)
 

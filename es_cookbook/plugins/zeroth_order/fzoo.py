@@ -20,8 +20,9 @@ import chz
 import numpy as np
 from typing_extensions import override
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.evolution.fitness import Floats
+from es_cookbook.evolution.fitness import TIE, Floats
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.optimizers.es import ES, ESOptimizer
 from es_cookbook.evolution.spaces.base import SearchSpace
@@ -44,6 +45,7 @@ class FZOO(ES):
 
     @chz.validate
     def _one_sided(self) -> None:
+        check_range(self, "population_size", at_least=2)  # One has no spread.
         if self.antithetic or not self.evaluate_centre:
             raise ConfigError(
                 "fzoo compares one-sided perturbations with the centre: leave antithetic and "
@@ -69,5 +71,7 @@ class _FZOOOptimizer(ESOptimizer):
     ) -> tuple[Term, ...]:
         perturbed_G = np.array([bool(genome.terms) for genome in genomes_G])
         there = fitness_G[perturbed_G & np.isfinite(fitness_G)]
-        spread = float(there.std()) if len(there) else 0.0
-        return super().gradient(genomes_G, fitness_G / spread, rate) if spread else ()
+        # Equal ones may differ by rounding, over which a step would be huge.
+        if not len(there) or np.ptp(there) <= TIE * np.nanmax(np.abs(fitness_G)):
+            return ()
+        return super().gradient(genomes_G, fitness_G / there.std(), rate)

@@ -17,7 +17,7 @@ noise.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import chz
 import numpy as np
@@ -37,9 +37,6 @@ from es_cookbook.evolution.optimizers.es import ES, ESOptimizer
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.factors import ReadAdapter
 from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace
-
-if TYPE_CHECKING:
-    pass
 
 
 @chz.chz
@@ -98,7 +95,8 @@ class LOZO(ES):
             )
 
     @override
-    def check_space(self, search_space: SearchSpaceBuilder) -> None:
+    def check_run(self, search_space: SearchSpaceBuilder, num_generations: int) -> None:
+        super().check_run(search_space, num_generations)
         if not isinstance(search_space, LazyLowRank):
             raise ConfigError(
                 "optimizer=lozo keeps a factor of low-rank noise: add search_space=lazy_low_rank, "

@@ -18,7 +18,7 @@ from es_cookbook.evolution.optimizers.momentum import ClipUp, Muon
 from es_cookbook.evolution.schedules import Cosine, Linear, Table
 from es_cookbook.evolution.spaces.base import Shares
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
-from es_cookbook.evolution.spaces.low_rank import LowRankSpace
+from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace
 from es_cookbook.plugins.quantised.qes import QES
 from tests.settled import settled
 
@@ -84,7 +84,7 @@ def test_genomes_of_a_generation_share_a_partition_out_equally(antithetic: bool)
 def test_more_partitions_than_seeds_are_refused(size: int, antithetic: bool) -> None:
     config = settled(population_size=size, antithetic=antithetic)
     with pytest.raises(ConfigError, match=r"partitions needs 4 to 65,536 seeds .* gives 3"):
-        config(run_seed=0, num_generations=1, space=partitioned(4))
+        config.check_run(LowRank(partitions=4), 1)
 
 
 def test_the_step_is_the_formula_with_one_term_a_pair() -> None:
@@ -146,11 +146,17 @@ def test_schedules_and_warm_up_scale_sigma_and_the_step() -> None:
             "population_size must be even with antithetic=True.* found 7",
         ),
         (
+            lambda: settled(population_size=1, antithetic=False),
+            "population_size must be at least 2, found 1",
+        ),
+        (
             lambda: settled(adaptive_sigma=AdaptiveSigma()),
             "adaptive_sigma compares.*evaluate_centre=Tru",
         ),
         (
-            lambda: optimizer(settled(sigma_schedule=Table(generations=(0, 4), factors=(1, 0)))),
+            lambda: settled(sigma_schedule=Table(generations=(0, 4), factors=(1, 0))).check_run(
+                LowRank(), 10
+            ),
             "sigma_schedule reaches 0 at generation 4 of 10",
         ),
     ],
@@ -242,11 +248,13 @@ def test_a_sharpness_aware_step_with_decay_takes_its_first_half_back() -> None:
         assert (away.decay, step.decay) == (0.0, 0.2)
         assert step.terms[:2] == tuple(Term(t.seed, -0.8 * t.coefficient) for t in away.terms)
         assert [term.seed for term in step.terms[2:]] == seeds(genomes_G)[::2]
+    last, fitness_G = optimizer(settled(population_size=4)), np.arange(4.0)
+    assert es.tell(4, es.ask(4), None, fitness_G) != last.tell(4, last.ask(4), None, fitness_G)
+    es = optimizer(settled(population_size=4, sharpness=0.5), 5)
+    assert es.tell(4, es.ask(4), None, fitness_G) == last.tell(4, last.ask(4), None, fitness_G)
 
 
 def test_sharpness_that_cannot_work_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"num_generations must be even, found 3"):
-        settled(sharpness=1.0)(run_seed=0, num_generations=3, space=SPACE)
     with pytest.raises(ConfigError, match=r"fork at an even generation, found 1"):
         optimizer(settled(sharpness=1.0)).begin_after([Step()])
     with pytest.raises(ConfigError, match=r"fork at an even generation, found 3"):

@@ -15,10 +15,11 @@ from es_cookbook.evolution.genome import Genome, OffsetsRule, Step, Term
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.optimizers.base import Optimizer, OptimizerBuilder
 from es_cookbook.evolution.spaces.adapter import Adapter
-from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
-from es_cookbook.evolution.spaces.full_rank import FullRankSpace
-from es_cookbook.evolution.spaces.low_rank import LowRankSpace
+from es_cookbook.evolution.spaces.base import SearchSpace
+from es_cookbook.evolution.spaces.full_rank import FullRank, FullRankSpace
+from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.cma.optimizers import CMA, SepCMA
+from tests.tiny_models import TinyModel
 
 BUILDERS = (CMA(population_size=12, sigma=0.5), SepCMA(population_size=12, sigma=0.5))
 both = pytest.mark.parametrize("builder", BUILDERS, ids=["cma", "sep_cma"])
@@ -175,19 +176,21 @@ def test_nothing_global_is_touched(
     assert capfd.readouterr() == ("", "")
 
 
-def test_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    low_rank = LowRankSpace({"w": (8, 8)}, rank=1)
-    with pytest.raises(ConfigError, match=r"optimizer=cma.*LowRankSpace cannot.*=adapter or"):
-        CMA()(run_seed=0, num_generations=1, space=low_rank)
+def test_bad_input(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"optimizer=cma.*LowRank cannot.*=adapter or"):
+        CMA().check_run(LowRank(), 1)
     with pytest.raises(ConfigError, match=r"at least 4 .* found 3; 24 to 96"):
         SepCMA(population_size=3)
     with pytest.raises(ConfigError, match=r"1 to 4,096 parameters, .* 20,000: .*=sep_cma"):
         build(CMA(), 20_000)
     with pytest.raises(ConfigError, match=r"takes 2 to .* has 1: .*optimizer=cma"):
         build(SepCMA(), 1)
-    parameters = [ParameterInfo(f"{i}.q_proj.weight", (6, 4), "linear") for i in range(2)]
     with pytest.raises(ConfigError, match="sigma_factors and partitions have no meaning"):
-        SepCMA()(run_seed=0, num_generations=1, space=Adapter(rank=2, partitions=2)(parameters))
+        SepCMA().check_run(Adapter(rank=2, partitions=2), 1)
+    model = str(tiny_model("qwen2"))
+    with pytest.raises(ConfigError, match=r"1 to 4,096 parameters"):
+        CMA().check(model, FullRank())
+    CMA().check(model, FullRank(include=("*norm*",)))
     monkeypatch.setitem(sys.modules, "cmaes", None)
     with pytest.raises(ConfigError, match=r"package cmaes, .*'es-cookbook\[cma\]'"):
         build(SepCMA(), 4)

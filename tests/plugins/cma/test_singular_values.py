@@ -52,7 +52,7 @@ def test_it_starts_as_the_adapter_to_the_bit(tmp_path: Path) -> None:
     assert dict(space.shapes) == {A: (4,), B: (4,)}
     assert dict(space.adapter.targets) == {WEIGHT: (A, B)}
     lora = space.adapter.lora
-    assert (lora.rank, lora.scale, space.hosts_offsets) == (4, 1.5, True)
+    assert (lora.rank, lora.scale) == (4, 1.5)
     for genome in (Genome(), of(*[0.0] * 8)):
         for found, expected in zip(factors_at(space, genome), stored(path), strict=True):
             assert torch.equal(found.view(torch.int32), expected.view(torch.int32))

@@ -130,4 +130,4 @@ def test_other_spaces_and_decay_are_refused() -> None:
     with pytest.raises(ConfigError, match="residual_decay must be in"):
         QES(residual_decay=1.0)
     with pytest.raises(ConfigError, match="qes moves whole numbers"):
-        QES().check_space(FullRank())
+        QES().check_run(FullRank(), 1)

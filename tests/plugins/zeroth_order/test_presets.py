@@ -61,7 +61,8 @@ def test_fzoo_makes_no_step_of_losses_that_are_equal_or_lost() -> None:
         run_seed=0, num_generations=9, space=space
     )
     genomes_G = optimizer.ask(0)
-    for fitness in ([1.0, 1.0, 1.0, 0.0], [math.nan] * 4, [1.0, math.nan, math.nan, 0.0]):
+    rounded = [0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1, 0.6, 0.0]
+    for fitness in ([1.0, 1.0, 1.0, 0.0], rounded, [math.nan] * 4, [1.0, math.nan, math.nan, 0.0]):
         assert not optimizer.tell(0, genomes_G, None, np.array(fitness)).terms
     lost_centre = np.array([2.0, 1.0, 3.0, math.nan])
     assert len(optimizer.tell(0, genomes_G, None, lost_centre).terms) == 3
@@ -103,13 +104,15 @@ def test_qzo() -> None:
 
 def test_lozo_needs_its_space_and_few_enough_seeds() -> None:
     with pytest.raises(ConfigError, match="add search_space=lazy_low_rank, found LowRank"):
-        LOZO().check_space(LowRank())
+        LOZO().check_run(LowRank(), 1)
     with pytest.raises(ConfigError, match=r"must be at most 65,536, found 66,000"):
         LOZO(population_size=66, interval=1000)
     with pytest.raises(ConfigError, match="partitions must be 1 with lazy_low_rank, found 2"):
         LazyLowRank(partitions=2)
     with pytest.raises(ConfigError, match="leave antithetic and evaluate_centre out"):
         FZOO(antithetic=True)
+    with pytest.raises(ConfigError, match="population_size must be at least 2, found 1"):
+        FZOO(population_size=1)
 
 
 async def test_genomes_with_a_kept_factor_answer_as_their_merged_weights(
