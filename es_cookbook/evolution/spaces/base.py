@@ -74,8 +74,8 @@ WHOLE_KINDS = ("linear", "embedding", "other")
 """Kinds of the model's own parameters, by what their layer does with them."""
 
 NO_WEIGHTS = (
-    "this run's search space has vectors beside the model's weights, which make no model of their "
-    "own; es-cookbook export writes them without merge=, rank= and form="
+    "this run's search space has vectors beside the model's weights: es-cookbook export writes a "
+    "soft prompt without merge=, rank= and form=, and steering vectors without rank="
 )
 
 _LAYER = re.compile(r"(?:.*?\.)?\d+(?=\.)")

@@ -227,7 +227,7 @@ def test_an_export_answers_as_the_run(
     refused = ({"rank": 1},) if which == "steering" else ({"merge": True}, {"rank": 1})
     for options in refused:
         with pytest.raises(
-            ModelError, match="vectors beside the model's weights, which make no model"
+            ModelError, match="vectors beside the model's weights: es-cookbook export"
         ):
             write_export(open_replay(run.path), tmp_path / "no", **options)  # pyright: ignore[reportArgumentType]
 
