@@ -72,7 +72,7 @@ class GuessDataset(RLDataset):
         return len(self.problems)
 
     async def validate(self, context_length: int) -> None:
-        """Any digit can be guessed at once."""
+        """Check nothing: any digit can be guessed at once."""
 
 
 @chz.chz

@@ -27,7 +27,7 @@ Json = Mapping[str, Any]
 
 
 async def ask(socket: ClientConnection, kind: str, data: Json) -> Json:
-    """Send a request; returns `observation`, `reward` and `done`."""
+    """Send a request, and return `observation`, `reward` and `done`."""
     with contextlib.suppress(ConnectionClosed):  # One that has closed may have said why.
         await socket.send(json.dumps({"type": kind, "data": data}))
     found = json.loads(await socket.recv())
@@ -40,7 +40,7 @@ async def ask(socket: ClientConnection, kind: str, data: Json) -> Json:
 
 
 def shown(seen: Json) -> str:
-    """An observation as text: its only text, or its fields."""
+    """Return an observation as text: its only text, or its fields."""
     found = {name: value for name, value in seen["observation"].items() if value not in (None, {})}
     if "tool_name" in found and "result" in found:
         found = {"result": found["result"]["data"]}

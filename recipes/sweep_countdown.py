@@ -34,7 +34,7 @@ class CountdownSweep(SweepSettings):
 
 
 def config(base: CLIConfig, options: Mapping[str, Value]) -> CLIConfig:
-    """A trial's Config; its seed and log_path are the sweep's to set."""
+    """Return a trial's Config; the sweep sets its seed and log_path."""
     return chz.replace(base, optimizer=chz.replace(base.optimizer, **options))
 
 

@@ -14,7 +14,8 @@ model directory. An adapter is a start for other runs:
     ... search_space=adapter search_space.start=sft
 
 The output directory is written when training ends, atomically, with `metrics.jsonl` beside the
-weights. `es-cookbook evaluate model_name=sft recipe=...` measures it on problems.
+weights. `es-cookbook evaluate recipe=... model_name=sft` measures a model on problems, and
+`model_name=BASE search_space=adapter search_space.start=sft` an adapter.
 
 Left out: resuming, several devices, and training in lower precision than float32.
 """

@@ -52,7 +52,7 @@ class DoubleDataset(RLDataset):
         return len(self.problems)
 
     async def validate(self, context_length: int) -> None:
-        """Every answer is made with its question."""
+        """Check nothing: every answer is made with its question."""
 
 
 @chz.chz

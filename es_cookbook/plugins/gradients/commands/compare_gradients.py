@@ -2,7 +2,7 @@
 
     python -m es_cookbook compare-gradients recipe=arithmetic
     ... recipe=countdown contestants=es,group seeds=0,1 factors=1
-    ... recipe=arithmetic second=math num_generations=30 group.attempts=16 es.optimizer.sigma=0.02
+    ... recipe=arithmetic second=math num_generations=30 es.optimizer.sigma=0.02
     ... recipe=chat second=chat second.dataset.task=extraction at_equal=seconds
 
 Contestants start with the recipe's model, problems and settings:
