@@ -9,6 +9,7 @@ import importlib
 import io
 import re
 import shlex
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -336,6 +337,15 @@ def test_the_readme_lists_the_names_of_a_part(field: str, names: Mapping[str, st
     options = row.split("|")[2]
     listed = re.findall(rf"(?:\b{field}=|`)(\w+)(?=[ `])", options)
     assert set(listed) == set(names)
+
+
+def test_pages_name_every_extra_and_every_search_space() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [f"[{extra}]" for extra in project["optional-dependencies"]]
+    spaces = [f"`{target.partition(':')[2]}`" for target in SEARCH_SPACE_NAMES.values()]
+    for page, names in (("README.md", extras), ("docs/history_format.md", spaces)):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert [name for name in names if name not in text] == []
 
 
 @pytest.mark.parametrize("target", [line.split()[1] for _, line in lines(r"make") if " " in line])
