@@ -510,6 +510,13 @@ class RLDataset(ABC):
             DataError: They are of other problems than the generation's, and not given.
         """
 
+    def check_rollouts(self, number: int) -> None:  # noqa: B027 - most depend on no results
+        """Refuse, before a model is loaded, fewer rollouts of each problem than `tell` needs.
+
+        Raises:
+            ConfigError: They are too few to choose problems by.
+        """
+
     @property
     def training_problems(self) -> Sequence[EnvGroupBuilder]:
         """All problems that batches are made of; none if they are made on demand."""
@@ -569,13 +576,12 @@ class RLDatasetBuilder(ABC):
         """The default name of a run on these problems."""
         return "run"
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - most need no sources
         """Check before a model is loaded that the sources exist; does nothing by default.
 
         Raises:
             DataError: Which one, and why.
         """
-        return
 
     @abstractmethod
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:

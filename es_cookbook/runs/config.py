@@ -273,6 +273,12 @@ class Config(RunConfig):
                 "max_staleness=1 begins a generation before the results of the one before it are "
                 "known, and this objective follows them: leave one of them out"
             )
+        if self.max_staleness and not self.optimizer.asks_ahead:
+            raise ConfigError(
+                f"max_staleness={self.max_staleness}: {type(self.optimizer).__name__} asks for "
+                "genomes by what it was told of the generation before, which is not known yet; "
+                "use es or an optimizer built on it, without adaptive_sigma and sharpness"
+            )
         self.optimizer.check_run(self.search_space, self.num_generations)
         self.engine.check_space(self.search_space)
         check_temperatures(
@@ -336,10 +342,17 @@ class Config(RunConfig):
 
     @override
     def check_problems(self, dataset: RLDataset) -> None:
-        """Refuse problems that the surrogate cannot use, and say where answers end by default."""
+        """Refuse problems that the run cannot use, and say where answers end by default."""
         batch_P = dataset.get_batch(0)
         if self.surrogate is not None:
             self.surrogate.check([*dataset.training_problems, *batch_P])
+            dataset.check_rollouts(self.surrogate.attempts)
+        if self.max_staleness and dataset.depends_on_results:
+            raise ConfigError(
+                f"max_staleness={self.max_staleness}: batches of {type(self.dataset).__name__} "
+                "depend on the results of the generation before (a curriculum, a filter or "
+                "replay), which are not known yet"
+            )
         if stop := told_stop(self.sampling, batch_P):
             say_once(stop)
 

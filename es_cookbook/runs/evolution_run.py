@@ -121,7 +121,14 @@ class EvolutionStrategies(Mover[Run]):
             datasets, answers = await self._choose_sizes(engine, datasets, began)
         config, dataset, state = self.config, datasets.train, self._state
         found = await self._found(engine, dataset, answers)
-        optimizer = _optimizer(config, engine, dataset, found)
+        optimizer = config.new_optimizer(engine.space, found)
+        room = engine.traits.max_terms
+        if room is not None and optimizer.max_terms > room:
+            raise ConfigError(
+                f"genomes will have up to {optimizer.max_terms} terms (optimizer.max_terms), and "
+                f"the engine has room for {room}: set its terms_per_genome to "
+                f"{optimizer.max_terms}, or optimizer.max_terms to {room}"
+            )
         regularisers = loaded(config.regularisers, engine, config.seed)
         scoring = Scoring(config.objective, config.fitness, regularisers, config.num_pairs)
         header = await self._header(engine, found)
@@ -291,32 +298,6 @@ async def tried_sigmas(config: Config) -> "FoundSigma":
     async with contextlib.AsyncExitStack() as stack:
         engine, datasets = await open_engine(config, stack)
         return await choosing.find_sigma_for(config, engine, datasets.train)
-
-
-def _optimizer(
-    config: Config, engine: Engine, dataset: RLDataset, found: Mapping[str, float]
-) -> Optimizer:
-    optimizer = config.new_optimizer(engine.space, found)
-    room = engine.traits.max_terms
-    if room is not None and optimizer.max_terms > room:
-        raise ConfigError(
-            f"genomes will have up to {optimizer.max_terms} terms (optimizer.max_terms), and the "
-            f"engine has room for {room}: set its terms_per_genome to {optimizer.max_terms}, or "
-            f"optimizer.max_terms to {room}"
-        )
-    if config.max_staleness and not optimizer.asks_ahead:
-        raise ConfigError(
-            f"max_staleness={config.max_staleness}: {type(config.optimizer).__name__} asks for "
-            "genomes by what it was told of the generation before, which is not known yet; "
-            "accepted are es and the optimizers built on it, without adaptive_sigma and sharpness"
-        )
-    if config.max_staleness and dataset.depends_on_results:
-        raise ConfigError(
-            f"max_staleness={config.max_staleness}: batches of {type(config.dataset).__name__} "
-            "depend on the results of the generation before (a curriculum, a filter or replay), "
-            "which are not known yet"
-        )
-    return optimizer
 
 
 def _snapshots(config: Config, run: RunInfo) -> list[Tracker]:

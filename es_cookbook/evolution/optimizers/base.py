@@ -46,8 +46,6 @@ class Optimizer(ABC):
     """Whether `tell` needs the scores again when the run is resumed: then the history has them."""
     divides_fitness: bool = False
     """Whether to use fitness in units of its RMS so far: for a learning rate that was found."""
-    asks_ahead: bool = False
-    """Whether `ask` does not depend on earlier calls of `tell`: it may be called early."""
     max_terms: int = 1
     """Most terms that a genome will have."""
 
@@ -116,6 +114,11 @@ class OptimizerBuilder(ABC):
                     f"{name} cannot be auto for {type(self).__name__} (it finds "
                     f"{', '.join(self.finds) or 'nothing'}): give it a number"
                 )
+
+    @property
+    def asks_ahead(self) -> bool:
+        """Whether `ask` does not depend on earlier calls of `tell`: it may be called early."""
+        return False
 
     @property
     def unsettled(self) -> list[str]:

@@ -170,6 +170,11 @@ class ES(OptimizerBuilder):
                 "adaptive_sigma compares the centre with its genomes: set evaluate_centre=True"
             )
 
+    @property
+    @override
+    def asks_ahead(self) -> bool:
+        return self.adaptive_sigma is None and not self.sharpness
+
     @override
     def check_run(self, search_space: SearchSpaceBuilder, num_generations: int) -> None:
         refuse_zero_sigma(self.sigma, self.sigma_schedule, num_generations)
@@ -198,7 +203,6 @@ class ESOptimizer(Optimizer):
     def __init__(self, config: ES, run_seed: int, num_generations: int, space: SearchSpace) -> None:
         self._config = config
         self.run_seed = run_seed
-        self.asks_ahead = config.adaptive_sigma is None and not config.sharpness
         self._signs = (1, -1) if config.antithetic else (1,)
         self.num_seeds = config.population_size // len(self._signs)
         self._moved_away: tuple[Term, ...] = ()

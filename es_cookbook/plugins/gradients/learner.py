@@ -14,6 +14,7 @@ where only the gradient of the hidden states is kept.
 The model stays in evaluation mode: it learns without dropout, as it samples.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
@@ -105,6 +106,9 @@ class Learner:
 
         Returns:
             The value that was maximised, before the step, and the gradient norm before clipping.
+
+        Raises:
+            ConfigError: One of them is not finite: earlier steps were too large.
         """
         for weight in self.weights.values():
             weight.grad = None
@@ -121,6 +125,10 @@ class Learner:
                 total += gain.item()
             states_N_D.backward(kept_N_D.grad)
         norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), self._max_gradient_norm)
+        if not math.isfinite(total + float(norm)):
+            raise ConfigError(
+                "training has diverged: the loss or its gradient is not finite; lower learning_rate"
+            )
         for optimizer, factor in zip(self._optimizers, self._factors, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate * factor

@@ -275,6 +275,7 @@ class Config(GradientConfig):
     @override
     def check_problems(self, dataset: RLDataset) -> None:
         self.method.check([*dataset.training_problems, *dataset.get_batch(0)])
+        dataset.check_rollouts(self.attempts)
 
 
 async def main(config: Config) -> None:

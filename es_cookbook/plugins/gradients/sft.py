@@ -24,6 +24,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -108,6 +109,7 @@ def main(config: SFTConfig) -> None:
     from es_cookbook.checkpoints.models import load_tokenizer, no_progress_bar
     from es_cookbook.plugins.gradients.learner import Learner
 
+    _check_layers(config)
     say(f"loading {config.model_name}")
     tokenizer = load_tokenizer(config.model_name)
     train, test = _shortened(config.dataset(tokenizer), config.max_length)
@@ -194,6 +196,25 @@ def _shortened(data: Split, max_length: int) -> Split:
     return train, test
 
 
+def _check_layers(config: SFTConfig) -> None:
+    """Refuse, before weights are read, targets that are no linear layers, and a missing PEFT."""
+    from es_cookbook.checkpoints.linear_weights import linear_weights
+    from es_cookbook.checkpoints.models import load_architecture
+
+    if not config.rank:
+        return
+    weights = linear_weights(load_architecture(config.model_name))
+    names = {name.removesuffix(".weight").rpartition(".")[2] for name in weights}
+    for target in config.targets:
+        if target not in names:
+            hint = nearest(target, names)
+            raise ConfigError(
+                f"targets: {config.model_name} has no linear layer {target!r}: {hint}"
+            )
+    if find_spec("peft") is None:
+        raise not_installed("rank (LoRA)", "peft", "es-cookbook[baselines]")
+
+
 def _model(config: SFTConfig) -> "PreTrainedModel":
     """Load the model, with an adapter if any; trained weights require gradients."""
     import torch
@@ -204,15 +225,8 @@ def _model(config: SFTConfig) -> "PreTrainedModel":
     model = load_causal_lm(config.model_name, "float32", device)
     if not config.rank:
         return model.requires_grad_(True)
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise not_installed("rank (LoRA)", "peft", "es-cookbook[baselines]") from error
-    names = {name.rpartition(".")[2] for name, _ in model.named_modules()} - {""}
-    for target in config.targets:
-        if target not in names:
-            hint = nearest(target, names)
-            raise ConfigError(f"targets: {config.model_name} has no layer {target!r}: {hint}")
+    from peft import LoraConfig, get_peft_model
+
     lora = LoraConfig(
         task_type="CAUSAL_LM",
         r=config.rank,

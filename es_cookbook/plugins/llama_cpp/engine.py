@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from es_cookbook.plugins.llama_cpp.host import LlamaCppEngine
 
 
+_MOST_THREADS = 1024
+"""More than machines have cores; with many more, llama.cpp ends for lack of memory."""
+
+
 @chz.chz
 class LlamaCppEngineBuilder(EngineBuilder):
     """Builds an engine that samples with llama.cpp; genomes are adapters over a GGUF file."""
@@ -59,9 +63,10 @@ class LlamaCppEngineBuilder(EngineBuilder):
 
     @chz.validate
     def _ranges(self) -> None:
-        check_range(self, "max_model_len", "threads", "kv_cache_gib", above=0, prefix="engine.")
+        check_range(self, "max_model_len", "kv_cache_gib", above=0, prefix="engine.")
         check_range(self, "max_batch_size", at_least=1, at_most=256, prefix="engine.")
-        check_range(self, "gpu_layers", at_least=-1, prefix="engine.")
+        check_range(self, "threads", at_least=1, at_most=_MOST_THREADS, prefix="engine.")
+        check_range(self, "gpu_layers", at_least=-1, at_most=2**31 - 1, prefix="engine.")
 
     @override
     def check(self, model_name: str) -> None:

@@ -24,6 +24,7 @@ from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 from es_cookbook.plugins.gguf.export import llama_cpp_factors, write_factors
+from es_cookbook.plugins.gguf.names import check_architecture
 
 _BYTES_OF_KEY = 2
 """Keys and values are kept in float16."""
@@ -100,9 +101,11 @@ def load(model_name: str, search_space: SearchSpaceBuilder) -> Model:
     """Read a model's config and tokenizer.
 
     Raises:
-        ModelError: They cannot be read, or the search space does not suit the model.
+        ModelError: They cannot be read, llama.cpp's names of the architecture are not known here,
+            or the search space does not suit the model.
     """
     tokenizer, architecture = load_tokenizer(model_name), load_architecture(model_name)
+    check_architecture(architecture.config)
     directory = model_directory(model_name)
     if (directory / "generation_config.json").is_file():
         architecture.generation_config = GenerationConfig.from_pretrained(directory)

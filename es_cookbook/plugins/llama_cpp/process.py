@@ -18,6 +18,7 @@ from es_cookbook.common.machine.processes import Process
 from es_cookbook.common.terminal import show_bytes
 
 _RAM_DISK = Path("/dev/shm")
+_ZEROS = bytes(2**20)
 
 
 class Ended(Exception):
@@ -56,7 +57,8 @@ class LlamaProcess:
         with tempfile.TemporaryFile(dir=where) as file, theirs:
             size = num_factors + rows * vocabulary
             try:  # Room for all of it, or a later write to it would end this process.
-                file.write(bytes(size * 4))
+                for start in range(0, size * 4, len(_ZEROS)):
+                    file.write(_ZEROS[: size * 4 - start])
                 file.flush()
             except OSError as error:
                 raise EngineError(

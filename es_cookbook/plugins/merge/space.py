@@ -17,6 +17,7 @@ or any tool that fits one to the difference of two checkpoints).
 
 import dataclasses
 import functools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -69,7 +70,7 @@ class Merge(SearchSpaceBuilder):
                 "search_space=merge needs search_space.adapters=A,B: directories of at least two "
                 f"trained PEFT LoRA adapters of the base; found {len(self.adapters)}"
             )
-        if len(set(self.adapters)) < len(self.adapters):
+        if len(set(map(os.path.realpath, self.adapters))) < len(self.adapters):
             raise ConfigError(
                 f"search_space.adapters must be different ones, found {','.join(self.adapters)}"
             )

@@ -292,6 +292,24 @@ class _MixtureDataset(RLDataset):
     def __len__(self) -> int:
         return len(self._problems)
 
+    @override
+    def check_rollouts(self, number: int) -> None:
+        filter_, replay = self._config.filter, self._config.replay
+        if number > 1:
+            return
+        if filter_ is not None and filter_.solved_by_all and filter_.solved_by_none:
+            raise ConfigError(
+                "dataset.filter leaves out what all or none of a problem's answers solved, and "
+                "with one answer to each that is every problem: set surrogate.attempts or attempts "
+                "above 1, or dataset.filter.solved_by_all=False"
+            )
+        if replay is not None and replay.value == "learnable":
+            raise ConfigError(
+                "dataset.replay.value=learnable needs problems of which a share is solved, and "
+                "with one answer to each all or none is: set surrogate.attempts or attempts above "
+                "1, or dataset.replay.value=reward"
+            )
+
     @property
     @override
     def training_problems(self) -> Sequence[EnvGroupBuilder]:

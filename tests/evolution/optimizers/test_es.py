@@ -223,7 +223,7 @@ def test_sigma_follows_the_centres_lead_over_its_neighbours(centre: float, facto
     assert es.sigma(1) == pytest.approx(0.01 * factor)
     assert es.sigma(0) == 0.01, "what generation 0 was perturbed by"
     assert es.ask(1)[0].terms[0].coefficient == es.sigma(1)
-    assert not es.asks_ahead
+    assert not config.asks_ahead
 
 
 def test_sigma_stays_within_its_bounds_and_where_nothing_was_learnt() -> None:
@@ -239,8 +239,9 @@ def test_sigma_stays_within_its_bounds_and_where_nothing_was_learnt() -> None:
 
 
 def test_a_sharpness_aware_step_with_decay_takes_its_first_half_back() -> None:
-    es = optimizer(settled(population_size=4, sharpness=0.5, weight_decay=0.2))
-    assert not es.asks_ahead
+    config = settled(population_size=4, sharpness=0.5, weight_decay=0.2)
+    assert not config.asks_ahead
+    es = optimizer(config)
     for generation in (0, 2):
         away = es.tell(generation, es.ask(generation), None, np.array([2.0, -1.0, 0.5, 1.0]))
         genomes_G = es.ask(generation + 1)

@@ -259,6 +259,8 @@ def test_it_learns_and_writes_what_it_learned(
         ({"num_test": 20}, "none is left to learn from"),
         ({"max_length": 2}, "max_length=2 leaves nothing to learn"),
         ({"chat": True}, "has no chat template"),
+        ({"rank": 4, "targets": ("mlp",)}, "has no linear layer 'mlp'"),
+        ({"learning_rate": 1e29}, "training has diverged"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(

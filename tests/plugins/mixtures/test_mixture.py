@@ -201,6 +201,19 @@ async def test_results_of_other_problems_are_refused_unless_given() -> None:
     dataset.tell(0, others, given=True)
 
 
+async def test_one_answer_to_each_problem_is_refused_where_shares_are_needed() -> None:
+    for said, chosen in (
+        ("filter leaves out", {"filter": Filter()}),
+        ("=lear", {"replay": Replay()}),
+    ):
+        dataset = await _built(Part(dataset=Numbers()), **chosen)
+        dataset.check_rollouts(2)
+        with pytest.raises(ConfigError, match=said):
+            dataset.check_rollouts(1)
+    by_one = await _built(Part(dataset=Numbers()), filter=Filter(solved_by_none=False))
+    by_one.check_rollouts(1)
+
+
 async def test_a_problem_in_training_and_test_of_two_parts_is_refused() -> None:
     parts = Part(dataset=Numbers(size=4, held_out=2)), Part(dataset=Numbers(size=6))
     with pytest.raises(DataError, match=r"1/4: .* held out in one part and trained on"):
