@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from string import Formatter
 from typing import TypeAlias, TypeVar, cast
 
@@ -232,15 +232,15 @@ def chat_of(template: str, row: Row) -> Chat | None:
     return Chat(asked, {"answer": last.content} if answered else {}, tools_of(row))
 
 
-def messages_of(row: Row, name: str = "messages", also: Collection[str] = ()) -> Sequence[Message]:
-    """Read the messages in a field of a row; `also` are message fields that the caller reads.
+def messages_of(row: Row, name: str = "messages") -> Sequence[Message]:
+    """Read the messages in a field of a row.
 
     Raises:
         DataError: One of them cannot be read; says which.
     """
     value = row.value(name)
     with _of(row, name):
-        return read_messages(_plain(value, name), name, also)
+        return read_messages(_plain(value, name), name)
 
 
 def tools_of(row: Row) -> tuple[ToolSchema, ...]:

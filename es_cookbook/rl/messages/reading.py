@@ -11,7 +11,7 @@ but text, and the JSON of arguments and schemas, which is nested `DEEPEST` deep 
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeAlias, cast
 
@@ -203,9 +203,7 @@ class Said:
         self.calls[call_id] = read_call(function_of(fields))
 
 
-def read_messages(
-    found: object, where: str = "messages", also: Collection[str] = ()
-) -> tuple[Message, ...]:
+def read_messages(found: object, where: str = "messages") -> tuple[Message, ...]:
     """Read the messages of a list.
 
     >>> read_messages([{"role": "developer", "content": [{"type": "text", "text": "Hi."}]}])
@@ -214,13 +212,12 @@ def read_messages(
     Args:
         found: the list.
         where: its name in errors.
-        also: fields of messages that the caller reads.
 
     Raises:
         FieldError: A field of a message, and what is wrong with it.
     """
     messages = JsonObject({where: found}).each(where)
-    return in_order([read_message(each, also) for each in messages], where)
+    return in_order([read_message(each) for each in messages], where)
 
 
 def in_order(said: Sequence[Said], where: str = "messages") -> tuple[Message, ...]:
@@ -269,8 +266,8 @@ def _results(run: Sequence[Said], waiting: dict[str, ToolCall]) -> list[Message]
     return [message for _, message in sorted(placed, key=lambda each: each[0])]
 
 
-def read_message(fields: JsonObject, also: Collection[str] = ()) -> Said:
-    """Read one message; `also` and errors are as in `read_messages`."""
+def read_message(fields: JsonObject) -> Said:
+    """Read one message; errors are as in `read_messages`."""
     name = fields.text("role", "")
     role = _ROLES.get(name)
     if role is None:
@@ -285,7 +282,7 @@ def read_message(fields: JsonObject, also: Collection[str] = ()) -> Said:
     else:
         said = Said(Message(role, read_content(fields)))
     fields.unless_neutral({"type": ("message", "text")})  # As lm-evaluation-harness writes.
-    fields.idle(_KEPT, *also)
+    fields.idle(_KEPT)
     fields.only(of=f"in a message of the role {role}")
     return said
 
