@@ -348,8 +348,7 @@ def _nearness(rank: int, replay: Replay, error: float) -> str:
     exact = exact_rank(replay)
     if rank >= exact:
         return (
-            f"this adapter holds all of what the run changed "
-            f"({plural(_num_seeds(replay), 'seed')} changed a weight by at most rank {exact}), "
+            f"this adapter holds all of what the run changed (at most rank {exact} of a weight), "
             f"and only rounding is left out: relative error {error:.4g}"
         )
     return (
@@ -359,15 +358,16 @@ def _nearness(rank: int, replay: Replay, error: float) -> str:
 
 
 def exact_rank(replay: Replay) -> int:
-    """Return the smallest rank whose adapter is certain to hold the whole change of a run."""
-    space, seeds = replay.space, _num_seeds(replay)
-    moved = seeds * (space.rank or math.inf)
-    most = max(min(moved, *shape) for shape in space.shapes.values()) if seeds else 0
+    """Return the smallest rank whose adapter is certain to hold the whole change of a run.
+
+    A sum of terms has at most their ranks together; an update by a rule may have any rank.
+    """
+    seeds = len({term.seed for step in replay.steps for term in step.terms})
+    moved = seeds and seeds * (replay.space.rank or math.inf)
+    if any(step.rule is not None for step in replay.steps):
+        moved = math.inf
+    most = max(min(moved, *shape) for shape in replay.space.shapes.values())
     return max(int(most), 1)
-
-
-def _num_seeds(replay: Replay) -> int:
-    return len({term.seed for step in replay.steps for term in step.terms})
 
 
 def _model(kind: str, replay: Replay, final: Path, packages: str | None = None) -> Written:

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.cli.export import ExportConfig, export
 from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
+from es_cookbook.evolution.optimizers.adam import Adam
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
@@ -150,7 +151,9 @@ async def test_a_low_rank_run_as_an_adapter_tells_its_error(tmp_path: Path) -> N
     for file in model.iterdir():
         assert (tmp_path / "none" / file.name).read_bytes() == file.read_bytes()
     said = write(run, tmp_path / "exact", rank="exact")
-    assert said.startswith(f"this adapter holds all of what the run changed ({len(seeds)} seeds ")
+    assert said.startswith(
+        f"this adapter holds all of what the run changed (at most rank {len(seeds)} "
+    )
     exact = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "exact").eval()
     check_same_answers(exact, actions)
 
@@ -163,6 +166,10 @@ async def test_what_an_adapter_cannot_hold_is_named(tmp_path: Path) -> None:
     linear = await make_run(tmp_path / "linear", model, FullRank(include=("*proj*",)))
     said = write(linear, tmp_path / "out", rank=2)
     assert "an adapter of rank 32 would hold all of it: rank=exact" in said
+    adam = Adam(population_size=4, sigma=0.1, learning_rate=0.01)
+    quotients = await make_run(tmp_path / "adam", model, LowRank(), optimizer=adam)
+    # They were counted by their seeds, and the "exact" adapter left a third of them out.
+    assert "rank 32 would hold all of it" in write(quotients, tmp_path / "quotients", rank=4)
     adapter = await make_run(tmp_path / "adapter", model, Adapter(rank=2))
     with pytest.raises(ConfigError, match="adapter has rank 2 and is written as it is without it"):
         write(adapter, tmp_path / "no", rank=2)
