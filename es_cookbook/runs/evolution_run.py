@@ -186,7 +186,8 @@ class EvolutionStrategies(Mover[Run]):
         if then is None or not history.generations:
             starts = self.config.search_space.starts
             header = await asyncio.to_thread(header_of, name, dtype, starts)
-            return dataclasses.replace(header, found=found, products=traits.products)
+            own = {"found": found, "products": traits.products, "fork": then and then.fork}
+            return dataclasses.replace(header, **own)
         if then.products not in (None, traits.products):
             say(
                 f"going on with products in {traits.products or dtype}: the run began with "

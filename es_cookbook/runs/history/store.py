@@ -163,7 +163,7 @@ class HistoryStore:
 
     Args:
         path: path of the file.
-        header: written if the file has none.
+        header: written if the file has no generation.
         found: the recorded history, which is read now if None. A damaged last line behind it is
             cut.
 
@@ -180,8 +180,8 @@ class HistoryStore:
         self.next_generation = found.generations
         self._file = LineFile(path)
         try:
-            cut = self._file.truncate(found.num_bytes)
-            if not found.num_bytes:
+            cut = self._file.truncate(found.num_bytes if found.records else 0)
+            if not found.records:  # It begins here: a fork's first header may be of another dtype.
                 self._file.append(encode(header))
             elif cut:
                 logger.warning(

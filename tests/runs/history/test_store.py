@@ -101,6 +101,8 @@ def test_what_the_run_began_with_is_the_first_line(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     forked = dataclasses.replace(HEADER, fork=Fork("runs/parent", 3))
     assert read_header(path) is None
+    # A fork without generations kept its parent's dtype, and could not be resumed in its own.
+    HistoryStore(path, dataclasses.replace(forked, dtype="bfloat16")).close()
     HistoryStore(path, forked).close()
     assert read_header(path) == forked
     assert list(read_history(path)) == []
