@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import chz
 from typing_extensions import override
 
 from es_cookbook.common.configs import config_to_json, trust_of, trust_option
@@ -18,6 +19,7 @@ from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.common.terminal import command, plural, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
+from es_cookbook.evolution.schedules import Schedule
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.scoring import Scoring, loaded
 from es_cookbook.rl.types import Datasets, RLDataset
@@ -67,7 +69,7 @@ class EvolutionStrategies(Mover[Run]):
                 f"for more: {self._command('resume')} num_generations=..."
             )
         if state.decision == "resume":
-            self._check_temperature(recorded.fields[0].get("num_generations"))
+            self._check_schedules(recorded.fields[0].get("num_generations"))
             self.config = config
         await asyncio.to_thread(check_outside, self.config)
         await asyncio.to_thread(self._check_base)
@@ -83,20 +85,23 @@ class EvolutionStrategies(Mover[Run]):
             now = header_of(name, history.header.dtype, self.config.search_space.starts)
             check_same_base(self.log_path / HISTORY, history.header, now)
 
-    def _check_temperature(self, then: object) -> None:
-        """Refuse another length, not `then`, that changes the temperature of recorded generations.
+    def _check_schedules(self, then: object) -> None:
+        """Refuse another length, not `then`, by which a schedule had other values so far.
 
-        Other schedules show in the recorded steps.
+        Not all of them show in the recorded steps, but genomes and temperatures follow from them.
         """
-        history, schedule = self._state.history, self.config.temperature_schedule
-        now = self.config.num_generations
+        history, now = self._state.history, self.config.num_generations
         own = range(num_forked(history.header), history.generations)
-        if isinstance(then, int) and any(schedule(t, then) != schedule(t, now) for t in own):
-            raise RunDirectoryError(
-                f"num_generations was {then}, is {now}, and temperature_schedule="
-                f"{type(schedule).__name__} depends on it: the recorded generations would have "
-                f"been sampled otherwise. To go on from the last of them: {self._fork()}"
-            )
+        parts = self.config, self.config.optimizer
+        for name, found in ((n, getattr(part, n)) for part in parts for n in chz.chz_fields(part)):
+            if not (isinstance(found, Schedule) and isinstance(then, int)):
+                continue
+            if any(found(t, then) != found(t, now) for t in own):
+                raise RunDirectoryError(
+                    f"num_generations was {then}, is {now}, and {name}={type(found).__name__} "
+                    "depends on it: the recorded generations would have been others. To go on from "
+                    f"the last of them: {self._fork()}"
+                )
 
     def _fork(self) -> str:
         """Return the command that continues in a new run without repeating generations."""

@@ -215,7 +215,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         settings = {"num_generations": 3, "eval_every": 0} | fields
         return TinyConfig(model_name=str(model), log_path=str(path / name), **settings)  # pyright: ignore[reportArgumentType]
 
-    cosine = ES(population_size=4, sigma=0.1, learning_rate=0.05, learning_rate_schedule=Cosine())
+    # It shows in no recorded step, and a longer run was taken for the same.
+    cosine = ES(population_size=4, sigma=0.1, learning_rate=0.05, sigma_schedule=Cosine())
     run_config(config("finished"))
     run_config(config("other", seed=1))
     run_config(config("scheduled", optimizer=cosine))
