@@ -78,7 +78,7 @@ def command_of(name: str) -> Callable[[], object]:
 
 def _overview() -> str:
     lines = [f"usage: {program()} COMMAND [name=value ...]", ""]
-    own = {name for name in COMMANDS if _is_of_core(COMMANDS[name])}
+    own = {name for name in COMMANDS if COMMANDS[name].startswith(f"{__name__}.")}
     for title, registered, names in (
         ("Commands", COMMANDS, sorted(own, key=_place)),
         ("Commands of plug-ins", COMMANDS, sorted(COMMANDS.keys() - own)),
@@ -88,10 +88,6 @@ def _overview() -> str:
         lines += [f"  {name:<19}{summary(registered[name])}" for name in names]
         lines += [""]
     return "\n".join([*lines, "COMMAND --help lists its options, with their values."])
-
-
-def _is_of_core(value: str) -> bool:
-    return value.startswith(f"{__name__}.")
 
 
 def _place(name: str) -> int:

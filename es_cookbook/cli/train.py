@@ -95,19 +95,10 @@ def with_sizes(options: Sequence[str]) -> list[str]:
     return [*others, f"size={','.join(free)}"]
 
 
-def config_class_of(recipe: str) -> type[Config]:
-    """Return the config class of a recipe's command, or of this one, for the recipe `train`.
-
-    Raises:
-        ConfigError: There is no such recipe.
-    """
-    return TrainConfig if recipe == "train" else recipe_config(recipe)
-
-
 def built_for(recipe: str, options: Mapping[str, str]) -> Config:
-    """Build a recipe's config from options as the user typed them; call it inside `run_cli`.
+    """Build the config of a recipe, or of `train`, from options as typed, inside `run_cli`.
 
     Raises:
         ConfigError: There is no such recipe, or it lacks an option.
     """
-    return built(config_class_of(recipe), options)
+    return built(TrainConfig if recipe == "train" else recipe_config(recipe), options)

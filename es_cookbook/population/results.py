@@ -115,8 +115,6 @@ def bootstrap_interval(
 ) -> Interval:
     """Return the interval of a mean over problems; NaN without any.
 
-    For zeros and ones it is `share_interval`.
-
     Args:
         values_P: a value per problem, none NaN.
         seed: the same gives the same interval.
@@ -124,12 +122,6 @@ def bootstrap_interval(
     """
     if len(values_P) == 0:
         return math.nan, math.nan
-    if np.isin(values_P, (0.0, 1.0)).all():
-        return share_interval(values_P)
-    return _bootstrap(values_P, seed, resamples)
-
-
-def _bootstrap(values_P: NDArray[np.float64], seed: int, resamples: int = RESAMPLES) -> Interval:
     if values_P.min() == values_P.max():  # So is every mean, which rounding would hide.
         return float(values_P[0]), float(values_P[0])
     rng, count = np.random.default_rng(seed), len(values_P)
@@ -155,7 +147,7 @@ def paired_bootstrap(
     changes_P = first_P - second_P
     values = np.concatenate((first_P, second_P))
     if values.min() < 0 or values.max() > 1:
-        return _bootstrap(changes_P, seed)
+        return bootstrap_interval(changes_P, seed)
     count = len(changes_P) + 2
     mean = float(changes_P.sum()) / count
     variance = (float((changes_P**2).sum()) + 1) / count - mean**2

@@ -323,9 +323,9 @@ class PopulationSampler:
             for trajectory in trajectories_K
             if isinstance(trajectory, LostRollout)
         ]
-        self._warn(losses, count, generation)
+        what = "an evaluation" if generation is None else f"generation {generation + 1}"
+        self._warn(losses, count, what)
         if len(losses) > self.max_failed_fraction * count:
-            what = "an evaluation" if generation is None else f"generation {generation}"
             _, _, first = losses[0]
             raise TooManyLostError(
                 f"{len(losses)} of the {count} rollouts of {what} were lost, more than "
@@ -333,12 +333,11 @@ class PopulationSampler:
                 f"{first.reason}\n{own_frames(first.traceback)}".rstrip()
             )
 
-    def _warn(self, losses: Sequence[_Loss], num_rollouts: int, generation: int | None) -> None:
+    def _warn(self, losses: Sequence[_Loss], num_rollouts: int, what: str) -> None:
         """Warn of each new kind of loss in one line; its traceback goes to the run's log.
 
         A run goes on without a lost rollout, so its user has to hear of it, on a terminal or not.
         """
-        what = "an evaluation" if generation is None else f"generation {generation + 1}"
         by_kind: dict[tuple[str, str], list[_Loss]] = {}
         for loss in losses:
             by_kind.setdefault(_kind(loss[-1]), []).append(loss)

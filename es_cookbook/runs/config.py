@@ -29,6 +29,7 @@ from es_cookbook.evolution.schedules import Constant, Schedule, check_temperatur
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpace, SearchSpaceBuilder
 from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.rl.data.problem_dataset import deal
 from es_cookbook.rl.objectives import (
     OBJECTIVE_NAMES,
     SURROGATE_NAMES,
@@ -347,6 +348,8 @@ class Config(RunConfig):
         if self.surrogate is not None:
             self.surrogate.check([*dataset.training_problems, *batch_P])
             dataset.check_rollouts(self.surrogate.attempts)
+        if self.num_pairs and not self.size:
+            deal(batch_P, self.num_pairs)
         if self.max_staleness and dataset.depends_on_results:
             raise ConfigError(
                 f"max_staleness={self.max_staleness}: batches of {type(self.dataset).__name__} "

@@ -135,11 +135,6 @@ class RecordedRun:
             return generation if centre is None else centre
         return self.config.centre_of(generation)
 
-    @property
-    def last_generation(self) -> int:
-        """Number of generations before the latest centre."""
-        return len(self.records)
-
     def check_generation(self, generation: int) -> None:
         """Refuse a generation that has not been reached.
 
@@ -164,7 +159,7 @@ class RecordedRun:
             self.genome(generation, who)
         elif generation is not None:
             self.check_generation(generation)
-        return self.last_generation if generation is None else generation
+        return len(self.records) if generation is None else generation
 
     def genomes(self, generation: int) -> Sequence[Genome]:
         """Return the population of a generation, `genomes_G`.

@@ -215,6 +215,7 @@ async def test_the_centre_that_an_env_asks_is_that_of_its_genomes() -> None:
         ({"max_staleness": 2}, "max_staleness must be in [0, 1], found 2"),
         ({"objective": Following()}, "this objective follows them: leave one of them out"),
         ({"surrogate": Surrogate(attempts=2)}, "it needs max_staleness=0"),
+        ({"batch_per_pair": True}, "must be a multiple of"),
         ({"optimizer": Genetic(population_size=4)}, "max_staleness=1: Genetic asks for genomes by"),
     ],
 )

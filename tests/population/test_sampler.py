@@ -194,7 +194,7 @@ async def test_too_many_lost_stop_the_run_with_the_first_traceback() -> None:
         await sample.rollout(7, problems, GENOMES)
     sentence, _, rest = str(caught.value).partition("\n")
     assert sentence == (
-        "4 of the 12 rollouts of generation 7 were lost, more than max_failed_fraction=0.3 allows; "
+        "4 of the 12 rollouts of generation 8 were lost, more than max_failed_fraction=0.3 allows; "
         "the first: KeyError: 'boom\\nand more'"
     )
     frames = [line for line in rest.splitlines() if line.startswith("  File ")]

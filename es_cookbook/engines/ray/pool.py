@@ -29,7 +29,6 @@ import anyio
 import chz
 from typing_extensions import override
 
-from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EngineError, ESCookbookError, RequestError
 from es_cookbook.common.machine.cores import num_cores
@@ -109,6 +108,10 @@ class RayPoolBuilder(EngineBuilder):
         return self.engine.least_temperature
 
     @override
+    def check(self, model_name: str) -> None:
+        self.engine.check(model_name)
+
+    @override
     def check_space(self, search_space: "SearchSpaceBuilder") -> None:
         self.engine.check_space(search_space)
 
@@ -138,7 +141,7 @@ class RayPoolBuilder(EngineBuilder):
     @override
     async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> "RayPool":
         if isinstance(self.engine, ModelEngineBuilder):  # Before a cluster is started.
-            await asyncio.to_thread(model_directory, model_name)
+            await asyncio.to_thread(self.check, model_name)
         where = "a private Ray" if self.address == "local" else f"Ray at {self.address}"
         say(f"starting {self.num_engines} x {self.engine.name} on {where}: 10 s to some minutes")
         cluster = Cluster.connect(self.address, self.strategy, self.env)

@@ -50,13 +50,12 @@ class FlatForward(Forward):
         self,
         device: torch.device,
         prefill_tokens: int,
-        cache: TokenCache,
         prefixes: PrefixCache,
         never: torch.Tensor | None = None,
     ) -> None:
-        """`prefixes` shares out the blocks of `cache`."""
+        """`prefixes` shares out the blocks of its cache."""
         super().__init__(device, prefill_tokens, never)
-        self._cache, self._prefixes = cache, prefixes
+        self._cache, self._prefixes = prefixes.cache, prefixes
         self._leases: dict[Work, Lease] = {}
         self._runs = SequenceTable(0)
 
@@ -176,13 +175,13 @@ class FlatForward(Forward):
     @override
     def score(self, works: Sequence[Work]) -> list[np.ndarray]:
         """Return log-probabilities of continuations, `rows_scored` tokens of them at a time."""
-        for work in sorted(works, key=lambda work: work.row):
+        of_genomes = sorted(works, key=lambda work: work.row)
+        for work in of_genomes:
             lease = self._prefixes.take(work, self)
             if lease is None:  # running requests have it all, and do not wait for these
                 self._give_back(works)
                 return self._apart(works).score(works)
             self._leases[work] = lease
-        of_genomes = [work for work in self._leases if work in set(works)]
         leases = [self._leases[work] for work in of_genomes]
         table = SequenceTable(len(works))
         for sequence, lease in enumerate(leases):
@@ -239,18 +238,15 @@ class FlatForward(Forward):
     def _apart(self, works: Sequence[Work]) -> "FlatForward":
         """Return a copy with a separate cache that has room for these."""
         num_blocks = 1 + sum(-(-work.length // STEP) for work in works)
-        cache = type(self._cache)(num_blocks, self._cache.dtype)
-        prefixes = PrefixCache(cache, num_blocks)
-        apart = FlatForward(self.device, self.prefill_tokens, cache, prefixes, self._never)
+        prefixes = PrefixCache(type(self._cache)(num_blocks, self._cache.dtype), num_blocks)
+        apart = FlatForward(self.device, self.prefill_tokens, prefixes, self._never)
         apart.turn_to(self._model)
         return apart
 
     def _run(
         self, rows: "FlatRows", attention: AttentionRows, logit_rows: torch.Tensor
     ) -> torch.Tensor:
-        factors = None
-        if self._model.perturbs(rows.genomes):
-            factors = self._model.gather(rows.genome_of_block)
+        factors = self._model.factors(rows.genomes)
         head = self._head_factors(factors, rows.genome_of_block, logit_rows)
         return self._forward(
             Batch(attention, factors, head), rows.tokens_T, rows.positions_T, logit_rows

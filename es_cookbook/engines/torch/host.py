@@ -204,7 +204,7 @@ class TorchEngine(Engine):
         context_length = plan.context_length - self.space.num_virtual
         self.traits = EngineTraits(weights.capacity, context_length, base_dtype, products=products)
         self._queue = WorkQueue(plan.num_lanes)
-        cache = self._cache = new_cache(model.device, plan.num_blocks, path.kept)
+        cache = new_cache(model.device, plan.num_blocks, path.kept)
         self._prefixes = PrefixCache(cache, plan.num_idle_blocks)
         vocabulary = Vocabulary(model, self.tokenizer)
         self._limits = self.traits.context_length, vocabulary.size
@@ -215,7 +215,7 @@ class TorchEngine(Engine):
         def forward() -> Forward:
             if not path.flat:
                 return OwnForward(path, model.device, prefill_tokens, never)
-            flat = model.device, prefill_tokens, cache, self._prefixes, never
+            flat = model.device, prefill_tokens, self._prefixes, never
             # Lanes beside each other would move what graphs of others read.
             if (capture := captures(model.device)) is None or plan.num_lanes > 1:
                 return FlatForward(*flat)
@@ -278,7 +278,7 @@ class TorchEngine(Engine):
     @override
     async def rest(self) -> None:
         with self._changing("rest"):
-            self._cache.release()
+            self._prefixes.cache.release()
             for lane in self._lanes:
                 lane.forward.release()
             self._weights.release()

@@ -101,7 +101,8 @@ class OwnForward(Forward):
             yield here, logits[torch.from_numpy(here - rows.start).to(self.device)]
         self._cache = caches[0]
         if len(caches) > 1:
-            self._cache = _of_rows(_join([rows.stop - rows.start for rows in pieces]), caches)
+            sizes = [rows.stop - rows.start for rows in pieces]
+            self._cache = _of_rows(functools.partial(_joined, sizes), caches)
 
     @override
     def decode(self, table: SlotTable) -> tuple[torch.Tensor, np.ndarray]:
@@ -149,7 +150,7 @@ class OwnForward(Forward):
         there = torch.from_numpy(order).to(self.device)
         num_rows = len(self._tokens_B_L)
         self._tokens_B_L, self._mask_B_L = self._tokens_B_L[there], self._mask_B_L[there]
-        self._cache = _of_rows(_select(there, num_rows), [self._cache])
+        self._cache = _of_rows(functools.partial(_selected, there, num_rows), [self._cache])
 
     @override
     def score(self, works: Sequence[Work]) -> list[np.ndarray]:
@@ -325,23 +326,15 @@ def _of_rows(function: _OfRows, caches: Sequence[object]) -> object:
     return first
 
 
-def _select(rows: torch.Tensor, num_rows: int) -> _OfRows:
-    """Select these rows of one cache."""
-
-    def select(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return parts[0][rows] if _has_rows(parts[0], num_rows) else parts[0]
-
-    return select
+def _selected(rows: torch.Tensor, num_rows: int, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return these rows of one cache's tensor, the only part."""
+    return parts[0][rows] if _has_rows(parts[0], num_rows) else parts[0]
 
 
-def _join(num_rows: Sequence[int]) -> _OfRows:
-    """Join all rows of several caches, which have `num_rows` each."""
-
-    def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        have_rows = [_has_rows(part, n) for part, n in zip(parts, num_rows, strict=True)]
-        return torch.cat(list(parts)) if all(have_rows) else parts[0]
-
-    return join
+def _joined(num_rows: Sequence[int], parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return all rows of several caches' tensors, which have `num_rows` each."""
+    have_rows = [_has_rows(part, n) for part, n in zip(parts, num_rows, strict=True)]
+    return torch.cat(list(parts)) if all(have_rows) else parts[0]
 
 
 def _has_rows(tensor: torch.Tensor, num_rows: int) -> bool:

@@ -421,6 +421,12 @@ class PopulationModel:
         last = len(next(table for table in self.tables if table is not None)) - 1
         return bool((genomes != last).any())
 
+    def factors(self, genome_of_block: np.ndarray) -> Factors | None:
+        """Return low-rank parts as `gather` does; None if no genome perturbs."""
+        if not self.perturbs(genome_of_block):
+            return None
+        return self.gather(torch.from_numpy(genome_of_block).to(self.module.device))
+
     def gather(self, genome_of_block: torch.Tensor) -> Factors:
         """Return low-rank parts of every group, one row per block; there are tables."""
         assert self.tables is not None

@@ -86,16 +86,16 @@ class PrefixCache:
     """Blocks of a cache, and the tokens kept in them. Thread-safe: all lanes share it.
 
     Args:
-        cache: the cache whose blocks these are.
         max_idle: most blocks that no request reads; at 0 nothing is shared.
 
     Attributes:
+        cache: the cache whose blocks these are.
         version: version of the weights; a request that came before it changed shares nothing.
     """
 
     def __init__(self, cache: TokenCache, max_idle: int) -> None:
         self.version = 0
-        self._cache, self._max_idle = cache, max_idle
+        self.cache, self._max_idle = cache, max_idle
         self._lock = threading.Lock()
         self._free: list[int] = []  # the lowest first, so that neighbours are taken together
         self._num_taken = 0  # blocks of requests or of nodes
@@ -253,7 +253,7 @@ class PrefixCache:
 
     def _allocate(self, number: int) -> list[int] | None:
         """Take `number` free blocks, in order, for reading; None if there are fewer."""
-        while self._num_taken + number >= self._cache.num_blocks:
+        while self._num_taken + number >= self.cache.num_blocks:
             if not self._let_go():
                 return None
         blocks: list[int] = []
@@ -264,7 +264,7 @@ class PrefixCache:
                 blocks.append(len(self._readers))
                 self._readers.append(0)
                 self._keepers.append(0)
-        self._cache.num_reached = len(self._readers)
+        self.cache.num_reached = len(self._readers)
         self._num_taken += number
         self._read(blocks)
         return blocks

@@ -245,9 +245,8 @@ class _Check:
         longest = _SEQUENCE - _DECODED
         prefill_tokens = ROWS_PER_BLOCK * len(rows) * longest
         if path.flat:
-            cache = new_cache(self._device, _BLOCKS, path.kept)
-            prefixes = PrefixCache(cache, _BLOCKS)
-            forward: Forward = FlatForward(self._device, prefill_tokens, cache, prefixes)
+            prefixes = PrefixCache(new_cache(self._device, _BLOCKS, path.kept), _BLOCKS)
+            forward: Forward = FlatForward(self._device, prefill_tokens, prefixes)
             lengths = [longest, longest - _DECODED]
         else:
             # Twice as many rows as run together: their caches are joined, and each is of all

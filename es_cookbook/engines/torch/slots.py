@@ -288,9 +288,7 @@ class Forward(ABC):
         if tables is not self._model.tables or not np.array_equal(genomes, own):
             stand_in = genomes[genomes >= 0][0]
             blocks = np.where(genomes < 0, stand_in, genomes)
-            factors = None
-            if self._model.perturbs(blocks):
-                factors = self._model.gather(torch.from_numpy(blocks).to(self.device))
+            factors = self._model.factors(blocks)
             self._gathered = self._model.tables, genomes.copy(), factors
         return factors
 

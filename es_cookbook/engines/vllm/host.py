@@ -261,7 +261,7 @@ class VLLMEngine(Engine):
         self._output.close()
 
     def _save(self, path: Path) -> None:
-        model = load_causal_lm(self._model_name, "auto", torch.device("cpu"))
+        model = load_causal_lm(self._model_name, self.traits.base_dtype, torch.device("cpu"))
         parameters = dict(named_weights(model))
         centre = Centre(parameters, self.space)
         centre.restore(self._steps)

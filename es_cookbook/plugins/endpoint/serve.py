@@ -94,7 +94,7 @@ class ServedRun:
         """Return its models; the base is in every place without a genome."""
         run, here = self.rebuilt.run, self.generation
         found: dict[str, _Place | None] = {"centre": (here, None), _BASE: (here, None)}
-        found |= {f"generation-{t}": (t, None) for t in range(run.last_generation + 1)}
+        found |= {f"generation-{t}": (t, None) for t in range(len(run.records) + 1)}
         if here <= run.last_with_genomes:
             found |= {f"genome-{g}": (here, g) for g in range(len(run.genomes(here)))}
         return found

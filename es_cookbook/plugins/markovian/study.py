@@ -144,7 +144,7 @@ async def _thought(
     say(f"{name}: loading {run.model_name} on {run.config.engine.name}")
     rebuilt = await rebuild(run)
     async with closing(rebuilt.engine) as engine:
-        await rebuilt.go_to(run.last_generation)
+        await rebuilt.go_to(len(run.records))
         datasets = await run.config.dataset(engine.tokenizer)
         problems_P = [p for p in datasets.test_P if isinstance(p, MarkovianProblem)]
         if not problems_P:

@@ -368,9 +368,7 @@ def read_turn(
     except Exception as error:  # As above.
         problem = f"a tool call cannot be read: {one_line(str(error))[:200]}"
         return read if read.calls or not said else Parsed(read.content, (), (problem,))
-    if not found.calls and not found.problems:
-        return read
-    return found
+    return found if found.calls or found.problems else read
 
 
 def _marked(tokenizer: Tokenizer, text: str, action: Action) -> str:

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, lru_cache
-from itertools import chain, combinations, groupby, zip_longest
+from itertools import chain, combinations, groupby, takewhile, zip_longest
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -307,8 +307,9 @@ def calls_as_text(messages: Sequence[Message]) -> list[Message]:
 
 def one_system(messages: Sequence[Message]) -> list[Message]:
     """Join the leading system messages; put later ones into the next user message."""
-    rest = no_system(messages[(num := _num_leading(messages)) :])
-    leading = [message.content for message in messages[:num]]
+    first = takewhile(lambda message: message.role == "system", messages)
+    leading = [message.content for message in first]
+    rest = no_system(messages[len(leading) :])
     return [Message("system", "\n\n".join(leading)), *rest] if leading else rest
 
 
@@ -375,11 +376,6 @@ def _parts(message: Message, *, is_last: bool) -> Iterator[tuple[str, str]]:
         words = (each for each in call.arguments.values() if isinstance(each, str))
         for word in (call.name, *(word for word in words if word.isalnum())):
             yield ("a call of a tool (tool_calls)", word)
-
-
-def _num_leading(messages: Sequence[Message]) -> int:
-    others = (at for at, message in enumerate(messages) if message.role != "system")
-    return next(others, len(messages))
 
 
 def _escaped(text: str) -> str:

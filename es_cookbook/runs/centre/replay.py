@@ -108,7 +108,8 @@ class Replay:
         """
         then = self.prefix.header
         now = header_of(self.model_name, then.dtype if then else "", self.search_space.starts)
-        check_same_base(self.history, then or now, now)
+        if then is not None:
+            check_same_base(self.history, then, now)
         return now.weights, now.tokenizer
 
     def centre_tensors(self, num_threads: int | None = None) -> Generator[tuple[str, torch.Tensor]]:

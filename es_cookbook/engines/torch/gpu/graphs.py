@@ -28,7 +28,7 @@ from typing_extensions import override
 
 from es_cookbook.common.errors import with_class
 from es_cookbook.common.terminal import say_once
-from es_cookbook.engines.torch.attention import LENGTH_STEP, RowGroup, TokenCache, TorchRows
+from es_cookbook.engines.torch.attention import LENGTH_STEP, RowGroup, TorchRows
 from es_cookbook.engines.torch.flat import FlatForward, FlatRows, Span
 from es_cookbook.engines.torch.kernels.attention import STEP
 from es_cookbook.engines.torch.kernels.low_rank import LowRankRows
@@ -162,13 +162,12 @@ class CapturedForward(FlatForward):
         self,
         device: torch.device,
         prefill_tokens: int,
-        cache: TokenCache,
         prefixes: PrefixCache,
         never: torch.Tensor | None,
         ends: np.ndarray,
         new_capture: Callable[[], Capture],
     ) -> None:
-        super().__init__(device, prefill_tokens, cache, prefixes, never)
+        super().__init__(device, prefill_tokens, prefixes, never)
         self._ends, self._new_capture = torch.from_numpy(ends).to(device), new_capture
         self._works = True
         self._resize(0, 0, 0)

@@ -196,9 +196,8 @@ def test_steps_need_nothing_of_the_host(
         return LowRankTable(a, b.mT, np.array([[0, outputs]]))
 
     model.tables = [table(group) for group in model.groups if isinstance(group, LinearGroup)]
-    cache = new_cache(device, 64, torch.float32)
-    ends = np.array([EOS])
-    flat = device, 512, cache, PrefixCache(cache, 0), None, ends
+    prefixes = PrefixCache(new_cache(device, 64, torch.float32), 0)
+    flat = device, 512, prefixes, None, np.array([EOS])
     forward, slots = CapturedForward(*flat, lambda: lambda step: step), SlotTable(16, 32)
     forward.fit(16, 32)
     forward.turn_to(model)
