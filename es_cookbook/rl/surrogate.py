@@ -176,8 +176,11 @@ def group_weights(rewards_K: Sequence[float], *, normalise: bool) -> list[float]
 
     >>> group_weights([0.0, 1.0, 0.0, 1.0], normalise=False)
     [-0.5, 0.5, -0.5, 0.5]
+    >>> group_weights([0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1], normalise=True)
+    [0.0, 0.0]
     """
-    if len(set(rewards_K)) < 2:
+    # Those that differ by rounding are equal.
+    if math.isclose(max(rewards_K, default=0), min(rewards_K, default=0), rel_tol=1e-12):
         return [0.0] * len(rewards_K)
     mean = math.fsum(rewards_K) / len(rewards_K)
     above_K = [reward - mean for reward in rewards_K]
