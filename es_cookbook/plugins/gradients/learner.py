@@ -27,7 +27,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from es_cookbook.checkpoints.models import Vocabulary
-from es_cookbook.common.errors import ConfigError, ModelError, RunDirectoryError
+from es_cookbook.common.errors import ConfigError, DataError, ModelError, RunDirectoryError
 from es_cookbook.engines.torch.kernels.products import products_of
 from es_cookbook.engines.torch.memory import total_bytes
 from es_cookbook.rl.rollouts import Example
@@ -67,7 +67,7 @@ class Learner:
         products: dtype of matrix products; weights, gradient sums and losses are float32.
 
     Raises:
-        ConfigError: There is no parameter of such a name.
+        ConfigError: There is no parameter of such a name, or the model has an unusual head.
     """
 
     def __init__(
@@ -82,9 +82,11 @@ class Learner:
     ) -> None:
         self.model = model
         self.weights = trained_weights(model, names)
+        self._most_tokens = most_tokens(model)
         self._max_gradient_norm = max_gradient_norm
         self._products = products
         self._halves = _Halves(model)
+        self._halves.check()
         if tokens_per_pass is None:
             room = _ROOM * total_bytes(model.device) / _bytes_per_token(model)
             tokens_per_pass = max(1, min(int(room), MOST_TOKENS))
@@ -151,6 +153,12 @@ class Learner:
 
     def _parts(self, examples: Sequence[Example]) -> list[list[Example]]:
         learned = [example for example in examples if any(example.learned_T[1:])]
+        longest = max((len(example.tokens_T) for example in learned), default=0)
+        if longest > self._most_tokens:
+            raise DataError(
+                f"a prompt and its answer have {longest} tokens, and the model's context "
+                f"{self._most_tokens}: shorten the answers, or leave out those that are too long"
+            )
         return in_parts(learned, self._tokens_per_pass)
 
     def _origins(self, part: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -259,6 +267,25 @@ class _Halves:
         finally:
             setattr(self._model, self._name, first)
 
+    @torch.no_grad()
+    def check(self) -> None:
+        """Refuse a model whose logits do not follow from its hidden states.
+
+        Raises:
+            ConfigError: Names its class.
+        """
+        token = torch.zeros(1, 1, dtype=torch.long, device=self._model.device)
+        try:
+            whole = self._model(input_ids=token, use_cache=False).logits[0]
+            is_same = torch.allclose(self.logits(self.hidden(token)[0]), whole, 1e-3, 1e-3)
+        except (AttributeError, RuntimeError, TypeError, ValueError):
+            is_same = False
+        if not is_same:
+            raise ConfigError(
+                f"{type(self._model).__name__} cannot be trained by gradients here: its logits "
+                "are not made of its last hidden states alone"
+            )
+
 
 class _Given(torch.nn.Module):
     """Returns the given hidden states for any input."""
@@ -267,8 +294,16 @@ class _Given(torch.nn.Module):
         super().__init__()
         self._hidden = hidden_1_N_D
 
-    def forward(self, *_: object, **__: object) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=cast(torch.FloatTensor, self._hidden))
+    def forward(self, *_: object, **__: object) -> "_Outputs":
+        return _Outputs(last_hidden_state=cast(torch.FloatTensor, self._hidden))
+
+
+class _Outputs(BaseModelOutputWithPast):
+    """Hidden states alone: all else that some heads pass on is None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("_"):
+            raise AttributeError(name)
 
 
 def trained_weights(model: PreTrainedModel, names: Iterable[str]) -> dict[str, torch.nn.Parameter]:
@@ -293,6 +328,12 @@ def trained_weights(model: PreTrainedModel, names: Iterable[str]) -> dict[str, t
 def learned_places(example: Example) -> list[int]:
     """Return positions of tokens that have a loss; the first token never has one."""
     return [t for t in range(1, len(example.tokens_T)) if example.learned_T[t]]
+
+
+def most_tokens(model: PreTrainedModel) -> int:
+    """Return the context of a model, for which its positions are made; very large if unknown."""
+    found = getattr(model.config.get_text_config(), "max_position_embeddings", None) or -1
+    return int(found) if found > 0 else 2**31  # -1 is XLNet's value for no limit.
 
 
 def in_parts(examples: Sequence[Example], tokens_per_pass: int) -> list[list[Example]]:

@@ -69,7 +69,9 @@ class SFTConfig:
     max_gradient_norm: float = chz.field(default=1.0, doc="gradients are clipped to this norm")
     batch_size: int = chz.field(default=32, doc="rows per step")
     epochs: float = chz.field(default=1.0, doc="passes over the rows")
-    max_length: int = chz.field(default=1024, doc="tokens of a row; longer rows are truncated")
+    max_length: int = chz.field(
+        default=1024, doc="tokens of a row, at most the model's context; longer rows are truncated"
+    )
     tokens_per_pass: int | None = chz.field(
         default=None, doc="maximum tokens of a backward pass, padded; from the memory if unset"
     )
@@ -109,10 +111,10 @@ def main(config: SFTConfig) -> None:
     from es_cookbook.checkpoints.models import load_tokenizer, no_progress_bar
     from es_cookbook.plugins.gradients.learner import Learner
 
-    _check_layers(config)
+    length = _length(config)
     say(f"loading {config.model_name}")
     tokenizer = load_tokenizer(config.model_name)
-    train, test = _shortened(config.dataset(tokenizer), config.max_length)
+    train, test = _shortened(config.dataset(tokenizer), length)
     model = _model(config)
     learner = Learner(
         model,
@@ -196,14 +198,21 @@ def _shortened(data: Split, max_length: int) -> Split:
     return train, test
 
 
-def _check_layers(config: SFTConfig) -> None:
-    """Refuse, before weights are read, targets that are no linear layers, and a missing PEFT."""
+def _length(config: SFTConfig) -> int:
+    """Return the length of rows, at most the model's context.
+
+    Raises:
+        ConfigError: Targets that are no linear layers of the model, or PEFT is missing.
+    """
     from es_cookbook.checkpoints.linear_weights import linear_weights
     from es_cookbook.checkpoints.models import load_architecture
+    from es_cookbook.plugins.gradients.learner import most_tokens
 
+    architecture = load_architecture(config.model_name)
+    length = min(config.max_length, most_tokens(architecture))
     if not config.rank:
-        return
-    weights = linear_weights(load_architecture(config.model_name))
+        return length
+    weights = linear_weights(architecture)
     names = {name.removesuffix(".weight").rpartition(".")[2] for name in weights}
     for target in config.targets:
         if target not in names:
@@ -213,6 +222,7 @@ def _check_layers(config: SFTConfig) -> None:
             )
     if find_spec("peft") is None:
         raise not_installed("rank (LoRA)", "peft", "es-cookbook[baselines]")
+    return length
 
 
 def _model(config: SFTConfig) -> "PreTrainedModel":

@@ -17,6 +17,7 @@ from es_cookbook.plugins.gradients.learner import Learner, adamw, dtype_of_produ
 from es_cookbook.plugins.gradients.policy_gradient import PPO
 from es_cookbook.plugins.gradients.sft import likelihood
 from es_cookbook.rl.rollouts import Example
+from tests.linear_models import LINEAR_FAMILIES, make_linear_model
 from tests.tiny_models import VOCABULARY
 
 
@@ -48,15 +49,16 @@ def learned(path: Path, examples: Sequence[Example], **how: Any) -> dict[str, to
     return measured | gradients
 
 
-@pytest.mark.parametrize("family", ["qwen2", "gemma3", "gpt_neox"])
+@pytest.mark.parametrize("family", ["gpt2", "gpt_oss", "gemma3", "gpt_neox"])
 def test_parts_and_halves_change_nothing(
-    family: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    family: str, tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    examples = answers()
-    plain = learned(tiny_model(family), examples, tokens_per_pass=1000)
+    examples, is_linear = answers(), family in LINEAR_FAMILIES
+    path = make_linear_model(family, tmp_path / "model") if is_linear else tiny_model(family)
+    plain = learned(path, examples, tokens_per_pass=1000)
     for logits, how in ((2 * VOCABULARY, {}), (3 * VOCABULARY, {"tokens_per_pass": 50})):
         monkeypatch.setattr(learner_module, "LOGITS_AT_ONCE", logits)
-        found = learned(tiny_model(family), examples, **how)
+        found = learned(path, examples, **how)
         assert found.keys() == plain.keys()
         for name, values in plain.items():
             torch.testing.assert_close(found[name], values, atol=2e-5, rtol=1e-3, msg=name)
