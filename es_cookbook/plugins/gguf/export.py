@@ -70,7 +70,7 @@ def write_gguf(directory: Path, file: Path, matrices: FloatType, base: str) -> N
         ModelError: llama.cpp has no form of this model that is known here; says why.
     """
     gguf = import_gguf()
-    config = _config_of(directory)
+    config = config_of(directory)
     writer = _writer(file, config, "model")
     writer.add_file_type(_TYPES[matrices][1])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -116,7 +116,7 @@ def write_gguf_adapter(directory: Path, file: Path, base: str) -> None:
     Raises:
         ModelError: As above.
     """
-    config = _config_of(model_directory(base))
+    config = config_of(model_directory(base))
     settings = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
     lora = LoRA(settings["r"], settings["lora_alpha"], settings["use_rslora"])
     stored = weight_files([directory / "adapter_model.safetensors"])
@@ -180,7 +180,12 @@ def _finish(writer: "gguf.GGUFWriter") -> None:
     writer.close()
 
 
-def _config_of(directory: Path) -> PreTrainedConfig:
+def config_of(directory: Path) -> PreTrainedConfig:
+    """Return the config of a model directory.
+
+    Raises:
+        ModelError: llama.cpp's names of its architecture are not known here.
+    """
     config = AutoConfig.from_pretrained(str(directory), trust_remote_code=False)
     check_architecture(config)
     return config

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import chz
 from typing_extensions import override
 
+from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.plugins.gguf.conversion import SUFFIX, FloatType, gguf_file
 from es_cookbook.runs.export.base import ExportForm
 from es_cookbook.runs.export.loading import Lines
@@ -29,10 +30,11 @@ class GGUF(ExportForm):
     def __call__(self, centre: "CentreFiles", directory: Path, final: Path) -> "Written":
         """Write the file, and that of an adapter's base unless the run began from one."""
         from es_cookbook.checkpoints.tensors import dtype_name
-        from es_cookbook.plugins.gguf.export import write_gguf, write_gguf_adapter
+        from es_cookbook.plugins.gguf.export import config_of, write_gguf, write_gguf_adapter
         from es_cookbook.runs.export.forms import plain_base
 
         replay, final = centre.replay, final.resolve()
+        config_of(model_directory(replay.model_name))  # Refused before the centre is rebuilt.
         bfloat16 = dtype_name(replay.dtype) == "bfloat16"
         matrices = self.matrices or ("bfloat16" if bfloat16 else "float16")
         name = f"{final.name}{SUFFIX}"

@@ -20,7 +20,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from es_cookbook.checkpoints.linear_weights import linear_weights
-from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer, no_progress_bar
+from es_cookbook.checkpoints.models import (
+    load_architecture,
+    load_causal_lm,
+    load_tokenizer,
+    no_progress_bar,
+)
 from es_cookbook.checkpoints.quantised import is_quantised
 from es_cookbook.common.errors import ConfigError, ModelError, not_installed
 from es_cookbook.common.files import whole_directory
@@ -64,6 +69,7 @@ def write_rounded(
     if is_quantised(model_name):
         raise ModelError(f"model_name: {model_name!r} is quantised already; give the whole model")
     tokenizer = load_tokenizer(model_name)
+    _layers(load_architecture(model_name), group_size)  # Refuses before weights are read.
     model = load_causal_lm(model_name, "auto", torch.device("cpu"))
     rounded, left = _layers(model, group_size)
     before = _num_bytes(model)

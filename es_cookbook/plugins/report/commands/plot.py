@@ -49,7 +49,7 @@ def main(config: Plot) -> None:
     output = Path(config.output)
     if output.suffix in (".png", ".svg"):
         output = output.with_suffix("")
-    runs = [read_run(Path(log_path)) for log_path in config.log_path]
+    runs = [read_run(path) for path in dict.fromkeys(map(Path, config.log_path))]
     for problem in (problem for run in runs for problem in run.problems):
         say(problem)
     try:
