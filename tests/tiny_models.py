@@ -52,7 +52,7 @@ _SIZES = {
     "eos_token_id": EOS,
     "bos_token_id": BOS,
 }
-_GROUPED = _SIZES | {"num_key_value_heads": 2}
+GROUPED = _SIZES | {"num_key_value_heads": 2}
 
 
 def make_tiny_model(family: str, path: Path) -> Path:
@@ -97,19 +97,19 @@ def character_tokenizer(size: int = VOCABULARY) -> PreTrainedTokenizerFast:
 def _build(family: str) -> PreTrainedModel:
     match family:
         case "qwen2":
-            return Qwen2ForCausalLM(Qwen2Config(**_GROUPED, tie_word_embeddings=True))
+            return Qwen2ForCausalLM(Qwen2Config(**GROUPED, tie_word_embeddings=True))
         case "qwen3":
-            return Qwen3ForCausalLM(Qwen3Config(**_GROUPED, head_dim=16))
+            return Qwen3ForCausalLM(Qwen3Config(**GROUPED, head_dim=16))
         case "experts" | "all experts":
             of_experts = {"num_experts": 4, "moe_intermediate_size": 48, "head_dim": 32}
             chosen = 2 if family == "experts" else 4
-            config = Qwen3MoeConfig(**_GROUPED, **of_experts, num_experts_per_tok=chosen)
+            config = Qwen3MoeConfig(**GROUPED, **of_experts, num_experts_per_tok=chosen)
             return Qwen3MoeForCausalLM(config)
         case "llama":
-            return LlamaForCausalLM(LlamaConfig(**_GROUPED))
+            return LlamaForCausalLM(LlamaConfig(**GROUPED))
         case "gemma2":
             config = Gemma2Config(
-                **_GROUPED,
+                **GROUPED,
                 head_dim=8,
                 sliding_window=WINDOW,
                 query_pre_attn_scalar=8,
@@ -119,7 +119,7 @@ def _build(family: str) -> PreTrainedModel:
             return Gemma2ForCausalLM(config)
         case "gemma3":
             config = Gemma3TextConfig(
-                **_GROUPED,
+                **GROUPED,
                 head_dim=8,
                 sliding_window=WINDOW,
                 layer_types=["sliding_attention", "full_attention"],

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import chz
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.population.results import Estimate, results_of
+from es_cookbook.population.results import Estimate, ks_of, results_of
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.objectives import REWARD, SOLVED, PassAtK, outcomes
 from es_cookbook.rl.rollouts import (
@@ -104,19 +104,14 @@ def _intervals(
     count = len(groups_P) * attempts
     found: dict[str, Estimate] = {"reward/mean": estimate(REWARD)}
     found |= {f"env/all/{name}": estimate(name) for name in results.outcomes.metrics}
-    votes: dict[str, Estimate] = {}
     if attempts > 1 and SOLVED in results.outcomes.metrics:
-        found |= {f"pass@{k}": results.pass_at(k) for k in ks_of(attempts)}
-        if results.can_vote:
-            ks = majority_ks_of(attempts)
-            votes = {f"maj@{k}": results.majority_at(k) for k in ks}
-            found |= votes
+        found |= results.at_ks()
     known = {key: estimate for key, estimate in found.items() if estimate.problems}
     few = {key: each.answers for key, each in known.items() if each.answers < count}
     return {
         "problems": float(len(groups_P)),
         **{f"{REPORTED}{key}": float(answers) for key, answers in few.items()},
-        **{key: estimate.value for key, estimate in votes.items()},
+        **{key: estimate.value for key, estimate in found.items() if key.startswith("maj@")},
         **{f"low/{key}": estimate.low for key, estimate in known.items()},
         **{f"high/{key}": estimate.high for key, estimate in known.items()},
     }
@@ -154,16 +149,6 @@ def summary(
         **answer_lengths(groups_P),
         **(_pass_at(groups_P, attempts) if attempts > 1 else {}),
     }
-
-
-def ks_of(attempts: int) -> list[int]:
-    """Return the k of pass@k: powers of two up to the attempts, and all of them."""
-    return list(dict.fromkeys((*(2**power for power in range(attempts.bit_length())), attempts)))
-
-
-def majority_ks_of(attempts: int) -> list[int]:
-    """Return the k of maj@k, from 3, because a majority of two is both or either."""
-    return [k for k in ks_of(attempts) if k > 2]
 
 
 def _pass_at(groups_P: Sequence[TrajectoryGroup], attempts: int) -> dict[str, float]:

@@ -318,8 +318,21 @@ class Results:
         Raises:
             ConfigError: No attempt reported the metric.
         """
-        values_P = majorities(self.answers_P, self.values(metric), k)
-        return self._estimate_of_shares(values_P)
+        return self._estimate_of_shares(majorities(self.answers_P, self.values(metric), k))
+
+    def at_ks(self, metric: str = SOLVED) -> dict[str, Estimate]:
+        """Estimate pass@k and, where attempts have answers, maj@k, for each k of `ks_of`.
+
+        maj@k from 3 on, because a majority of two is both or either.
+
+        Raises:
+            ConfigError: No attempt reported the metric.
+        """
+        ks = ks_of(self.attempts)
+        found = {f"pass@{k}": self.pass_at(k, metric) for k in ks}
+        if self.can_vote:
+            found |= {f"maj@{k}": self.majority_at(k, metric) for k in ks if k > 2}
+        return found
 
     def _estimate_of_shares(self, values_P: NDArray[np.float64]) -> Estimate:
         answers = int((~np.isnan(self.outcomes.rewards_P_G_K)).sum())
@@ -460,6 +473,11 @@ def compare(
         p=mcnemar(better, worse),
         is_share=all(bool(np.isin(v[~np.isnan(v)], (0.0, 1.0)).all()) for v in values),
     )
+
+
+def ks_of(attempts: int) -> list[int]:
+    """Return the k of pass@k: powers of two up to the attempts, and all of them."""
+    return list(dict.fromkeys((*(2**power for power in range(attempts.bit_length())), attempts)))
 
 
 def _means(values_P_K: NDArray[np.float64]) -> NDArray[np.float64]:

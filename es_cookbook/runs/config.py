@@ -348,7 +348,7 @@ class Config(RunConfig):
         if self.surrogate is not None:
             self.surrogate.check([*dataset.training_problems, *batch_P])
             dataset.check_rollouts(self.surrogate.attempts)
-        if self.num_pairs and not self.size:
+        if self.num_pairs and "dataset.problems_per_generation" not in self.size:
             deal(batch_P, self.num_pairs)
         if self.max_staleness and dataset.depends_on_results:
             raise ConfigError(

@@ -84,9 +84,8 @@ def open_run(
     """
     recorded = check_is_run(log_path, or_of_gradients)
     gradients = is_of_gradients(log_path)
-    config = config_of_kind(
-        RunConfig if gradients else Config, recorded, trust, (*typed, "trackers")
-    )
+    kind = RunConfig if gradients else Config
+    config = config_of_kind(kind, recorded, trust, (*typed, "trackers"))
     if not gradients:
         refuse_lost_history(recorded)
     own = str(log_path) if gradients else config.model_name
@@ -359,9 +358,12 @@ class RebuiltRun:
         builder, seed_of_call = await self._problem(split, number)
         if seed is not None:
             seed_of_call = functools.partial(derive_seed, seed, "play", number)
-        own = {"temperature": 0.0} if split == "test" else {}
-        as_run = config.sampling if split == "test" else config.sampling_at(self.generation)
-        sampling = chz.replace(as_run, **{**own, **overrides})
+        as_run = chz.replace(config.sampling, temperature=0.0)
+        if split == "train":
+            surrogate = config.surrogate if isinstance(config, Config) else None
+            as_run = config.sampling_at(self.generation)
+            as_run = surrogate.sampling(config.sampling) if surrogate else as_run
+        sampling = chz.replace(as_run, **overrides)
         compares = type(builder).compute_group_rewards is not EnvGroupBuilder.compute_group_rewards
         watch = Watch(config.rollout_timeout, turn_timeout=config.turn_timeout)
         problem = _Alone(builder) if compares else builder
@@ -510,9 +512,8 @@ async def restore(
     Raises:
         HistoryError: The centre has another fingerprint than the recorded one.
     """
-    from es_cookbook.runs.centre.replay import (
-        latest_snapshot,  # torch, which a Config does without
-    )
+    # torch, which a Config does without
+    from es_cookbook.runs.centre.replay import latest_snapshot
 
     fingerprints = [record.fingerprint for record in records]
     snapshot = await asyncio.to_thread(latest_snapshot, history.parent, fingerprints)

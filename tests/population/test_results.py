@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.population.evaluate import attempt, ks_of, summary
+from es_cookbook.population.evaluate import attempt, summary
 from es_cookbook.population.results import (
     VOTE,
     Results,
@@ -78,7 +78,7 @@ def test_of_other_metrics_than_the_reward_a_problem_counts_by_its_attempts() -> 
 
 def test_pass_at_k_is_unbiased_and_its_interval_is_over_problems() -> None:
     found = results([[1, 0, 0, 0]] * 20 + [[0, 0, 0, 0]] * 20)
-    assert [found.pass_at(k).value for k in ks_of(4)] == [0.125, 0.25, 0.5]
+    assert [found.pass_at(k).value for k in (1, 2, 4)] == [0.125, 0.25, 0.5]
     assert found.pass_at(4).low == pytest.approx(0.5 - 1.96 * 0.5 / math.sqrt(40), abs=0.03)
 
 
@@ -130,7 +130,7 @@ async def test_values_are_those_that_an_evaluation_of_a_run_reports(attempts: in
         "env/even/format": found.estimate("format", tag="even"),
         "reward/mean": found.estimate("reward"),
     }
-    expected |= {f"pass@{k}": found.pass_at(k) for k in ks_of(attempts) if attempts > 1}
+    expected |= {f"pass@{k}": found.pass_at(k) for k in (1, 2, 3) if attempts > 1}
     assert {key: estimate.value for key, estimate in expected.items()} == {
         key: value for key, value in reported.items() if not key.startswith("rollouts/")
     }, "bit for bit"

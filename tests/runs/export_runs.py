@@ -23,20 +23,10 @@ from es_cookbook.rl.types import Action
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
 from tests.engines.torch.reference import request, running_engine, sample_all
-from tests.tiny_models import save_with_tokenizer
+from tests.tiny_models import GROUPED, save_with_tokenizer
 from tests.tiny_run import TinyConfig, tiny
 
-_SHAPE = {
-    "vocab_size": 95,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-}
+_SHAPE = GROUPED | {"vocab_size": 95, "max_position_embeddings": 64}
 PROMPTS = tuple((3 + i % 90, 3 + 7 * i % 89, 3 + i * i % 83) for i in range(100))
 
 

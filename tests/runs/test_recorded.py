@@ -9,12 +9,13 @@ import pytest
 from transformers import Qwen2ForCausalLM
 
 from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
+from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.rl.types import Observation, SamplingParams
 from es_cookbook.runs.history.format import Fork
 from es_cookbook.runs.program import train
 from es_cookbook.runs.recorded import RebuiltRun, open_run, rebuild
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from tests.tiny_run import TinyConfig, write_tiny_model
+from tests.tiny_run import TinyConfig, tiny, untimed, write_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,17 @@ async def test_the_base_is_the_centre_of_generation_0(rebuilt: RebuiltRun) -> No
             answers[generation, who] = await rebuilt.answer(who, observation, hot, seed=1)
     assert answers[0, "centre"] == answers[0, "base"] == answers[6, "base"]
     assert answers[6, "centre"] != answers[0, "centre"] != answers[0, 0]
+
+
+async def test_the_answers_that_genomes_scored_come_back(tmp_path: Path) -> None:
+    scored = {"surrogate": Surrogate(attempts=2), "sampling": SamplingParams(max_tokens=4)}
+    await train(tiny(tmp_path, num_generations=1, **scored))
+    rebuilt = await rebuild(open_run(tmp_path, trust=["tests"]))
+    for row in untimed(tmp_path / "rollouts.jsonl"):
+        played = await rebuilt.play("centre", "train", row["problem"], {})
+        answer = played.rollout.transitions[0].action.text  # pyright: ignore
+        assert answer == row["turns"][0]["action"] or row["attempt"]
+    await rebuilt.close()
 
 
 async def test_nothing_is_written(log_path: Path, rebuilt: RebuiltRun) -> None:

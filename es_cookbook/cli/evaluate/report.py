@@ -10,7 +10,6 @@ import es_cookbook
 from es_cookbook.cli.evaluate.measuring import Evaluation, Setting
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.terminal import one_line, plural, printable
-from es_cookbook.population.evaluate import ks_of, majority_ks_of
 from es_cookbook.population.results import FEW, Comparison, Estimate, Results, compare
 from es_cookbook.rl.objectives import REWARD
 from es_cookbook.runs.tracking.jsonl import finite
@@ -44,10 +43,7 @@ def measured(
     solved = metric if metric in results.metrics else results.solved_metric
     found = {"all": {name: results.estimate(name, seed) for name in results.metrics}}
     if results.attempts > 1 and solved is not None:
-        found["all"] |= {f"pass@{k}": results.pass_at(k, solved) for k in ks_of(results.attempts)}
-        if results.can_vote:
-            ks = majority_ks_of(results.attempts)
-            found["all"] |= {f"maj@{k}": results.majority_at(k, solved) for k in ks}
+        found["all"] |= results.at_ks(solved)
     for tag in results.tags:
         found[tag] = {name: results.estimate(name, seed, tag) for name in results.metrics}
     both = compared(results, against.results, seed) if against else []
@@ -265,8 +261,7 @@ def to_json(found: Measured) -> str:
         "version": es_cookbook.__version__,
         "problems": _problems(evaluation.results),
     }
-    text = json.dumps(finite(plain), indent=1, ensure_ascii=False, allow_nan=False)
-    return text + "\n"
+    return json.dumps(finite(plain), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _described(evaluation: Evaluation) -> dict[str, object]:

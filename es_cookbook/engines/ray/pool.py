@@ -351,8 +351,7 @@ class RayPool(_AskingHost, Engine):
             EngineLostError: It is lost.
             DisagreementError: It is elsewhere then, after it was restored, too.
         """
-        found = {member: await member.catch_up(centre)}
-        await self._agree(found, centre)
+        await self._agree({member: await member.catch_up(centre)}, centre)
 
     @override
     async def save(self, path: Path) -> None:

@@ -93,10 +93,9 @@ class WorkQueue:
             if not self._lanes_on[model]:
                 del self._lanes_on[model]
             # It is the others' turn now, where any wait as well.
-            if model in self._score:
-                self._score[model] = self._score.pop(model)
-            if model in self._sample:
-                self._sample[model] = self._sample.pop(model)
+            for waiting in (self._score, self._sample):
+                if model in waiting:
+                    waiting[model] = waiting.pop(model)
 
     def others_wait(self, model: PopulationModel) -> bool:
         """Return whether requests for other models wait."""

@@ -286,8 +286,7 @@ class Forward(ABC):
         """
         tables, own, factors = self._gathered
         if tables is not self._model.tables or not np.array_equal(genomes, own):
-            stand_in = genomes[genomes >= 0][0]
-            blocks = np.where(genomes < 0, stand_in, genomes)
+            blocks = np.where(genomes < 0, genomes[genomes >= 0][0], genomes)
             factors = self._model.factors(blocks)
             self._gathered = self._model.tables, genomes.copy(), factors
         return factors

@@ -293,7 +293,8 @@ class VLLMEngine(Engine):
                 prompt = {
                     "type": "token",
                     "prompt_token_ids": list(tokens_T),
-                    "cache_salt": self._salt(target),
+                    # A permanent name of the weights that answer: the base's never change.
+                    "cache_salt": "base" if target == "base" else f"{target} of {self._version}",
                 }
                 slot = self._slot_of(target)
                 request_id = next(self._request_ids)
@@ -370,10 +371,6 @@ class VLLMEngine(Engine):
         if isinstance(target, int) and not self._num_slots:
             return (target, self._version)
         return ("centre", 0)
-
-    def _salt(self, target: Target) -> str:
-        """Return a permanent name of the weights that answer: the base's never change."""
-        return "base" if target == "base" else f"{target} of {self._version}"
 
     @contextmanager
     def _our_errors(self) -> Generator[None]:

@@ -158,18 +158,14 @@ class Shares:
         own = terms
         if (unit := self.units.get(name)) is not None:
             group_of = {p: self._groups(p)[unit] for p in _partitions_of(terms)}
-            part = self._partitions
+            part = Partitions(self.num_partitions)
             own = [t for t in terms if group_of[partition_of(t.seed)] == part.group(t.seed)]
         root = math.sqrt(self.num_partitions)
         return [Term(term.seed, term.coefficient * factor * root) for term in own]
 
     def partitions_of(self, name: str) -> Partitions:
         """Return the division of a parameter; undivided if it is in one group as a whole."""
-        return UNDIVIDED if name in self.units else self._partitions
-
-    @property
-    def _partitions(self) -> Partitions:
-        return Partitions(self.num_partitions)
+        return UNDIVIDED if name in self.units else Partitions(self.num_partitions)
 
     def _groups(self, partition: int) -> Sequence[int]:
         return _groups_of_units(partition, self.sizes, self.num_partitions)

@@ -250,8 +250,7 @@ class Task(ScoredRows):
 def gold_of(row: Row, template: str | None, full_reward: float | None) -> str | None:
     """Return the perfect answer, which has to earn `full_reward`; None if nothing is checked."""
     answer = row.fields.get("answer") if template is None else filled(template, row)
-    checked = full_reward is not None and isinstance(answer, Scalar)
-    return printed(answer) if checked else None
+    return printed(answer) if full_reward is not None and isinstance(answer, Scalar) else None
 
 
 def check_row(reward: object, row: Row) -> None:

@@ -53,9 +53,7 @@ def said_answer(text: str, extract: Extract) -> str | None:
     """Return the final answer in a text in NFC that has no thoughts."""
     if extract == "answer" or (extract == "auto" and ANSWER_OPEN in text):
         return last_answer(text)
-    if is_boxed(text, extract):
-        return boxed(text)
-    return text.strip()
+    return boxed(text) if is_boxed(text, extract) else text.strip()
 
 
 def is_boxed(text: str, extract: Extract) -> bool:

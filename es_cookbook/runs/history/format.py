@@ -117,8 +117,7 @@ class Record:
 
 def encode(entry: Header | Record) -> bytes:
     """Encode a header or a record as one line, including its newline."""
-    is_header = isinstance(entry, Header)
-    plain = _plain_header(entry) if is_header else _plain_record(entry)
+    plain = _plain_header(entry) if isinstance(entry, Header) else _plain_record(entry)
     text = json.dumps({"format": FORMAT_VERSION, **plain}, separators=(",", ":"), allow_nan=False)
     body = text.encode()[:-1]
     return body + CHECKSUM_KEY + f'{zlib.crc32(body):08x}"}}\n'.encode()
