@@ -19,7 +19,7 @@ from transformers import (
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from es_cookbook.plugins.gguf.conversion import WHOLE_WORDS
-from tests.tiny_models import save_with_tokenizer
+from tests.tiny_models import GROUPED, save_with_tokenizer
 
 TEXT = "hello world 12345 and it's 17 + 25 = 42, again and again"
 MODELS = {
@@ -54,17 +54,10 @@ def make_gguf_model(name: str, path: Path) -> Path:
 
 
 def _build(name: str, vocab_size: int) -> PreTrainedModel:
-    sizes: dict[str, Any] = {
+    sizes: dict[str, Any] = GROUPED | {
         "vocab_size": vocab_size,
-        "hidden_size": 32,
         "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
         "max_position_embeddings": 16384,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "bos_token_id": 2,
     }
     match name:
         case "llama":

@@ -12,22 +12,15 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from tests.tiny_models import BOS, EOS, PAD, VOCABULARY, save_with_tokenizer
+from tests.tiny_models import GROUPED, save_with_tokenizer
 
 CONTEXT = 96
 
-_SIZES = {
-    "vocab_size": VOCABULARY,
+_SIZES = GROUPED | {
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "head_dim": 32,
     "max_position_embeddings": CONTEXT,
-    "pad_token_id": PAD,
-    "eos_token_id": EOS,
-    "bos_token_id": BOS,
 }
 
 
