@@ -36,6 +36,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.rl.data.problem_dataset import unchanged
 from es_cookbook.rl.objectives import AnswerSource
 from es_cookbook.rl.problem_env import with_gold
 from es_cookbook.rl.rollouts import Example, sequences_of
@@ -158,7 +159,7 @@ class GoldAnswers(AnswerSource):
     @override
     def check(self, batch_P: Sequence[EnvGroupBuilder]) -> None:
         for asked in batch_P:
-            with_gold(asked, _SCORED)
+            with_gold(unchanged(asked), _SCORED)
 
     @override
     async def problem(
@@ -166,7 +167,7 @@ class GoldAnswers(AnswerSource):
     ) -> "AnswersProblem":
         from es_cookbook.rl.messages.message_env import told_gold  # Few runs score gold answers.
 
-        problem, gold = with_gold(asked, _SCORED)
+        problem, gold = with_gold(unchanged(asked), _SCORED)
         told = await told_gold(problem.make_env(), gold, tokenizer)
         return AnswersProblem(sequences_of(told, 1.0), answered.tags)
 

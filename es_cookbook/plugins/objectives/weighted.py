@@ -56,6 +56,11 @@ class _WeightedMetrics(Objective):
         return np.where(all_lost_P_G, np.nan, scores_P_G)
 
 
+def _refuse_zeros(weights: Sequence[float]) -> None:
+    if not any(weights):
+        raise ConfigError("weights must not all be 0: genomes would never differ")
+
+
 @chz.chz
 class Gdpo(_WeightedMetrics):
     """Several rewards, each normalised over the genomes of a problem before they are added.
@@ -85,6 +90,7 @@ class Gdpo(_WeightedMetrics):
     def _weights(self) -> None:
         if self.weights:
             check_weights(self.rewards, weights=self.weights)
+            _refuse_zeros(self.weights)
 
     @override
     def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
@@ -131,6 +137,7 @@ class RewardSchedule(_WeightedMetrics):
     def _weights(self) -> None:
         check_range(self, "over", at_least=1)
         check_weights(self.rewards, start=self.start, final=self.final)
+        _refuse_zeros((*self.start, *self.final))
 
     def weights(self, generation: int) -> tuple[float, ...]:
         """Return the weight of each reward in a generation.

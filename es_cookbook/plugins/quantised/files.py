@@ -160,7 +160,10 @@ class _Layout:
             return (words.to(torch.int16) + 2 ** (self.bits - 1)).to(torch.uint8)
         codes = unpack(words, self.bits, self.axis, self.order)
         if "weight_shape" in self.others:  # The last word of a row may not be full.
-            codes = codes[:, : int(stored[f"{layer}.weight_shape"][1])]
+            shape = stored.get(f"{layer}.weight_shape")
+            if shape is None or shape.numel() != 2:
+                raise self._misfit(layer, "its weight_shape must be two numbers")
+            codes = codes[:, : int(shape.flatten()[1])]
         return codes.contiguous()
 
     def _zeros(self, zeros: torch.Tensor, outputs: int) -> torch.Tensor:
@@ -397,7 +400,7 @@ def _awq(how: Mapping[str, Any]) -> _Layout | str:
 
 
 def _fp8(how: Mapping[str, Any]) -> _Layout | str:
-    outputs, inputs = how.get("weight_block_size") or (0, 0)
+    outputs, inputs = map(int, how.get("weight_block_size") or (0, 0))
     return _Layout(
         format="fp8",
         names={
@@ -430,7 +433,7 @@ def _compressed_tensors(how: Mapping[str, Any]) -> _Layout | str:
         return f"its format is {form}, with {bits} bits of type {number}"
     size = weights.get("group_size")
     strategy = weights.get("strategy") or ("group" if size else "tensor")
-    block = weights.get("block_structure") or (0, 0)
+    block = [*map(int, weights.get("block_structure") or (0, 0))]
     floats = number == "float"
     shares = {"channel": (1, 0), "group": (1, _group(size))}
     if floats:

@@ -258,15 +258,11 @@ def test_a_sharpness_aware_step_with_decay_takes_its_first_half_back() -> None:
 def test_sharpness_that_cannot_work_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"fork at an even generation, found 1"):
         optimizer(settled(sharpness=1.0)).begin_after([Step()])
-    with pytest.raises(ConfigError, match=r"fork at an even generation, found 3"):
-        optimizer(settled(sharpness=1.0)).begin_after([Step()] * 3)
     optimizer(settled(sharpness=1.0)).begin_after([Step()] * 2)
     optimizer(settled()).begin_after([Step()])
     for other in (Adam, RMSProp, Muon, QES):
         with pytest.raises(ConfigError, match=rf"sums of noise .* not for {other.__name__}"):
             other(sharpness=1.0)
-    with pytest.raises(ConfigError, match="sharpness must be 0 or more, found"):
-        settled(sharpness=-1.0)
 
 
 def test_a_step_is_as_long_as_alpha_over_the_root_of_the_population() -> None:
