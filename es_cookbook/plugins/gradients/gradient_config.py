@@ -7,6 +7,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.schedules import Schedule, schedule_field
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
@@ -57,6 +58,13 @@ class GradientConfig(RunConfig):
         check_range(self, "attempts", "tokens_per_pass", at_least=1)
         check_range(self, "checkpoint_every", "weight_decay", at_least=0)
         check_range(self, "learning_rate", "max_gradient_norm", above=0)
+        try:
+            self.engine.check_space(self.space)
+        except ConfigError as error:
+            raise ConfigError(
+                f"engine={self.engine.name} cannot take the weights that gradients move; use "
+                "engine=torch or engine=vllm"
+            ) from error
 
     @property
     @override

@@ -285,9 +285,16 @@ async def take_weights(engine: Engine, weights: Mapping[str, torch.Tensor], log_
     They pass through a file in the run directory, which engines on other machines may read.
 
     Raises:
+        ConfigError: Some are not finite: training has diverged.
         EngineError: The engine reports another fingerprint.
     """
     taken = {name: weight.detach().float().cpu().contiguous() for name, weight in weights.items()}
+    for name, weight in taken.items():
+        if not weight.sum().isfinite():
+            raise ConfigError(
+                f"training has diverged: {name} has numbers that are not finite; lower "
+                "learning_rate"
+            )
     spans = (fingerprint_of(name, weight) for name, weight in taken.items())
     fingerprint = sum(spans) % MODULUS
     path = log_path / CHECKPOINTS / "centre.safetensors"
