@@ -341,8 +341,7 @@ class Results:
 
     def voted(self, metric: str) -> "Results":
         """Add the metric `VOTE`: that of the answer that most of the attempts give."""
-        values_P_K = self.values(metric)
-        votes_P = majorities(self.answers_P, values_P_K, self.attempts)
+        votes_P = majorities(self.answers_P, self.values(metric), self.attempts)
         votes_P_G_K = np.broadcast_to(votes_P[:, None, None], self.outcomes.rewards_P_G_K.shape)
         metrics = {**self.outcomes.metrics, VOTE: votes_P_G_K}
         return dataclasses.replace(

@@ -315,14 +315,7 @@ class PopulationSampler:
         total = time.perf_counter() - began
         self.seconds = Seconds(rollouts.load_seconds, total - rollouts.load_seconds, watch.seconds)
         rollouts.results_P = [group.result() for group in groups_P]
-        names_P = problem_names(env_group_builders_P)
-        losses: list[_Loss] = [
-            (name, g, trajectory)
-            for name, group in zip(names_P, rollouts.results_P, strict=True)
-            for g, trajectories_K in enumerate(group.trajectories_G_K)
-            for trajectory in trajectories_K
-            if isinstance(trajectory, LostRollout)
-        ]
+        losses = _losses(problem_names(env_group_builders_P), rollouts.results_P)
         what = "an evaluation" if generation is None else f"generation {generation + 1}"
         self._warn(losses, count, what)
         if len(losses) > self.max_failed_fraction * count:
@@ -372,6 +365,16 @@ class _Rollouts:
     watch: Watch
     results_P: list[TrajectoryGroup] = dataclasses.field(default_factory=list[TrajectoryGroup])
     load_seconds: float = 0.0
+
+
+def _losses(names_P: Sequence[str], groups_P: Sequence[TrajectoryGroup]) -> list[_Loss]:
+    return [
+        (name, g, trajectory)
+        for name, group in zip(names_P, groups_P, strict=True)
+        for g, trajectories_K in enumerate(group.trajectories_G_K)
+        for trajectory in trajectories_K
+        if isinstance(trajectory, LostRollout)
+    ]
 
 
 def _kind(lost: LostRollout) -> tuple[str, str]:

@@ -303,8 +303,7 @@ def as_recorded(config: Config, recorded: Recorded) -> Config:
     """Return the Config with the sizes that the run in its directory recorded, if there is one."""
     with contextlib.suppress(ConfigError):  # It is raised where the directory is opened.
         if recorded.history.generations:
-            trust = trust_of(config_to_json(config))
-            found = config_from_json(recorded.config_json, trust)
+            found = config_from_json(recorded.config_json, trust_of(config_to_json(config)))
             paths = [path for path in config.size if has(config, path)]
             if all(has(found, path) for path in paths):
                 chosen = {path: operator.attrgetter(path)(found) for path in paths}

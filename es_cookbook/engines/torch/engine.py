@@ -112,8 +112,7 @@ class TorchEngineBuilder(ModelEngineBuilder):
 
         on_cpu = model.device.type == "cpu"
         num_lanes = self.num_lanes or (num_cores() if on_cpu else 1)
-        num_threads = num_lanes if on_cpu else num_cores()
-        weights = ResidentWeights(model, space, num_threads, path)
+        weights = ResidentWeights(model, space, num_lanes if on_cpu else num_cores(), path)
         free = free_bytes(model.device)
         memory = Memory(free, self.kv_cache_gib, self.memory_gib, self.prefix_cache_gib)
         weights.memory_bytes = memory.genome_bytes

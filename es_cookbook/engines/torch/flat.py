@@ -159,8 +159,7 @@ class FlatForward(Forward):
         # With a large vocabulary, the head is most of a model, and a block may have one row left.
         chosen = _together(active.tolist(), self.device)
         batch.head_factors = self._head_factors(factors, torch.from_numpy(genomes), chosen)
-        logits = self._forward(batch, tokens, positions, chosen)
-        return logits, np.arange(len(active))
+        return self._forward(batch, tokens, positions, chosen), np.arange(len(active))
 
     @property
     def _picks_rows(self) -> bool:

@@ -187,7 +187,6 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         dtype: str,
     ) -> "AsyncLLM":
         from es_cookbook.checkpoints.model_files import model_directory
-        from es_cookbook.checkpoints.quantised import is_quantised
         from es_cookbook.engines.vllm.memory import arguments_for_experts, layers_with_slots
 
         # vLLM forks, and a process with threads must not be forked.
@@ -202,20 +201,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
                 raise ConfigError(_MISSING) from None
             raise ConfigError(f"engine=vllm: vLLM cannot be imported here: {error}") from error
         on_cpu = current_platform.is_cpu()
-        if on_cpu and is_quantised(model_name) and not has_quantised_product():
-            raise ConfigError(
-                f"model_name={model_name}: on x86 processors vLLM multiplies quantised weights "
-                "only with AVX-512, which this one does not have; use engine=torch, or a "
-                "checkpoint that is not quantised"
-            )
-        if on_cpu and self.dtype == "auto" and not is_quantised(model_name):
-            dtype = faster_on_cpu(dtype)
-        if slots and dtype == "float32" and not on_cpu:
-            raise ConfigError(
-                "engine.dtype: on GPUs vLLM multiplies with LoRA slots of 16 bits only, and this "
-                "would be float32; use engine.dtype=bfloat16, search_space=full_rank or "
-                "engine=torch"
-            )
+        dtype = self._held_dtype(model_name, dtype, bool(slots), on_cpu=on_cpu)
         kv_cache_gib, share = self._memory(model, space, slots, dtype, on_cpu=on_cpu)
         arguments: dict[str, object] = {
             # A directory also for a Hub name, for which each of its processes would ask the Hub.
@@ -248,6 +234,32 @@ class VLLMEngineBuilder(ModelEngineBuilder):
                 )
         with _environment(self._variables(on_cpu)):
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**cast(Any, arguments)))
+
+    def _held_dtype(self, model_name: str, dtype: str, has_slots: bool, *, on_cpu: bool) -> str:
+        """Return the dtype in which vLLM holds weights of this one.
+
+        Raises:
+            ConfigError: It cannot multiply such weights here.
+        """
+        from es_cookbook.checkpoints.quantised import is_quantised
+
+        if has_slots and dtype == "float32" and not on_cpu:
+            raise ConfigError(
+                "engine.dtype: on GPUs vLLM multiplies with LoRA slots of 16 bits only, and this "
+                "would be float32; use engine.dtype=bfloat16, search_space=full_rank or "
+                "engine=torch"
+            )
+        if not on_cpu:
+            return dtype
+        if not is_quantised(model_name):
+            return faster_on_cpu(dtype) if self.dtype == "auto" else dtype
+        if not has_quantised_product():
+            raise ConfigError(
+                f"model_name={model_name}: on x86 processors vLLM multiplies quantised weights "
+                "only with AVX-512, which this one does not have; use engine=torch, or a "
+                "checkpoint that is not quantised"
+            )
+        return dtype
 
     def _memory(
         self,

@@ -47,8 +47,7 @@ class FullRank(SearchSpaceBuilder):
     ) -> "FullRankSpace":
         shapes = {p.name: p.shape for p in self.select(parameters)}
         refuse_quantised(self, parameters, shapes)
-        shares = self.shares(shapes, divided=True)
-        return FullRankSpace(shapes, self.noise, shares)
+        return FullRankSpace(shapes, self.noise, self.shares(shapes, divided=True))
 
 
 class DenseSpace(SearchSpace):

@@ -67,8 +67,7 @@ class Prefix:
 
     def encode(self) -> Iterator[bytes]:
         """Yield the lines of a history that holds only these generations."""
-        entries = [*([self.header] if self.header else []), *self.records]
-        return map(encode, entries)
+        return map(encode, [*([self.header] if self.header else []), *self.records])
 
 
 NOTHING = Prefix()
