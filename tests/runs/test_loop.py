@@ -335,10 +335,10 @@ async def test_a_longer_run_goes_on_unless_its_schedule_would_have_moved_otherwi
         await train(longer)
         assert len(list(read_history(log_path / "history.jsonl"))) == 6
         return
-    with pytest.raises(HistoryError) as caught:
+    with pytest.raises(RunDirectoryError) as caught:
         await train(longer)
     said, command = str(caught.value).split(": python -m es_cookbook ")
-    assert "resume with the version of es_cookbook and the num_generations that the run" in said
+    assert "was 3, is 6, and learning_rate_schedule=Linear depends on it" in said
     assert contents(log_path) == before
     # What it advises is what goes on.
     with pytest.MonkeyPatch.context() as patched:
