@@ -297,8 +297,8 @@ class EngineBuilder(ABC):
         """
         model_directory(model_name)
 
-    def check_space(self, search_space: "SearchSpaceBuilder") -> None:  # noqa: B027 - most host all
-        """Refuse search spaces that the engine never hosts, before there is a model.
+    def check_space(self, search_space: "SearchSpaceBuilder", max_terms: int = 1) -> None:  # noqa: B027 - most host all
+        """Refuse search spaces, and genomes of so many terms, that it never hosts.
 
         Raises:
             ConfigError: Says which it hosts.

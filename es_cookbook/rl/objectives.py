@@ -272,6 +272,15 @@ class AnswerSource(ABC):
             DataError: Names the problem.
         """
 
+    async def check_fit(  # noqa: B027 - the centre's answers do
+        self, problems_P: Sequence[EnvGroupBuilder], tokenizer: Tokenizer, context_length: int
+    ) -> None:
+        """Refuse answers that do not fit into the engine's context, before the first generation.
+
+        Raises:
+            DataError: Names the problem.
+        """
+
     @abstractmethod
     async def problem(
         self, asked: EnvGroupBuilder, answered: TrajectoryGroup, tokenizer: Tokenizer

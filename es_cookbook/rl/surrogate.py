@@ -35,7 +35,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.rl.data.problem_dataset import unchanged
 from es_cookbook.rl.objectives import AnswerSource
 from es_cookbook.rl.problem_env import with_gold
@@ -162,14 +162,32 @@ class GoldAnswers(AnswerSource):
             with_gold(unchanged(asked), _SCORED)
 
     @override
+    async def check_fit(
+        self, problems_P: Sequence[EnvGroupBuilder], tokenizer: Tokenizer, context_length: int
+    ) -> None:
+        for asked in problems_P:
+            name, answers = await _gold_of(asked, tokenizer)
+            if (length := max((len(a.tokens_T) for a in answers), default=0)) > context_length:
+                raise DataError(
+                    f"{name}: its prompt and gold answer have {length} tokens, more than the "
+                    f"engine's context of {context_length}; raise engine.max_model_len"
+                )
+
+    @override
     async def problem(
         self, asked: EnvGroupBuilder, answered: TrajectoryGroup, tokenizer: Tokenizer
     ) -> "AnswersProblem":
-        from es_cookbook.rl.messages.message_env import told_gold  # Few runs score gold answers.
+        _, answers = await _gold_of(asked, tokenizer)
+        return AnswersProblem(answers, answered.tags)
 
-        problem, gold = with_gold(unchanged(asked), _SCORED)
-        told = await told_gold(problem.make_env(), gold, tokenizer)
-        return AnswersProblem(sequences_of(told, 1.0), answered.tags)
+
+async def _gold_of(asked: EnvGroupBuilder, tokenizer: Tokenizer) -> tuple[str, list[Example]]:
+    """Return a problem's name and its gold answer, as sequences of tokens."""
+    from es_cookbook.rl.messages.message_env import told_gold  # Few runs score gold answers.
+
+    problem, gold = with_gold(unchanged(asked), _SCORED)
+    told = await told_gold(problem.make_env(), gold, tokenizer)
+    return problem.name, sequences_of(told, 1.0)
 
 
 def group_weights(rewards_K: Sequence[float], *, normalise: bool) -> list[float]:

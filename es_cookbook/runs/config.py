@@ -281,7 +281,7 @@ class Config(RunConfig):
                 "use es or an optimizer built on it, without adaptive_sigma and sharpness"
             )
         self.optimizer.check_run(self.search_space, self.num_generations)
-        self.engine.check_space(self.search_space)
+        self.engine.check_space(self.search_space, getattr(self.optimizer, "max_terms", 1))
         check_temperatures(
             self.temperature_schedule,
             self.sampling.temperature,

@@ -125,6 +125,9 @@ class EvolutionStrategies(Mover[Run]):
         if self.config.size:
             datasets, answers = await self._choose_sizes(engine, datasets, began)
         config, dataset, state = self.config, datasets.train, self._state
+        if config.surrogate is not None:
+            of_engine = engine.tokenizer, engine.traits.context_length
+            await config.surrogate.check_fit(dataset.training_problems, *of_engine)
         found = await self._found(engine, dataset, answers)
         optimizer = config.new_optimizer(engine.space, found)
         room = engine.traits.max_terms

@@ -112,8 +112,8 @@ class RayPoolBuilder(EngineBuilder):
         self.engine.check(model_name)
 
     @override
-    def check_space(self, search_space: "SearchSpaceBuilder") -> None:
-        self.engine.check_space(search_space)
+    def check_space(self, search_space: "SearchSpaceBuilder", max_terms: int = 1) -> None:
+        self.engine.check_space(search_space, max_terms)
 
     @override
     def tokenizer(self, model_name: str) -> "PreTrainedTokenizerBase":

@@ -23,6 +23,8 @@ from es_cookbook.common.terminal import GIB, say
 from es_cookbook.common.trust import needs_trust
 from es_cookbook.engines.base import EngineTraits, ModelEngineBuilder
 from es_cookbook.engines.vllm.output import LEAST_TEMPERATURE, Output
+from es_cookbook.engines.vllm.ranks import slot_rank
+from es_cookbook.evolution.spaces.low_rank import LowRank
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -116,7 +118,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         return engine
 
     @override
-    def check_space(self, search_space: "SearchSpaceBuilder") -> None:
+    def check_space(self, search_space: "SearchSpaceBuilder", max_terms: int = 1) -> None:
         if search_space.moves_quantised:
             raise ConfigError(
                 f"search_space: engine=vllm cannot host {type(search_space).__name__}, because "
@@ -128,6 +130,14 @@ class VLLMEngineBuilder(ModelEngineBuilder):
                 f"search_space: engine=vllm cannot host {type(search_space).__name__}, because its "
                 "slots of genomes are for adapters; use engine=torch, or search_space=adapter"
             )
+        if isinstance(search_space, LowRank):
+            room = slot_rank(search_space.rank * self.terms_per_genome) // search_space.rank
+            if max_terms > room:
+                raise ConfigError(
+                    f"genomes will have up to {max_terms} terms (optimizer.max_terms), and slots "
+                    f"of engine=vllm have room for {room}: set engine.terms_per_genome to "
+                    f"{max_terms}, or optimizer.max_terms to {room}"
+                )
 
     def _build(self, model_name: str, search_space: "SearchSpaceBuilder") -> "VLLMEngine":
         # torch and transformers, which a Config does without.

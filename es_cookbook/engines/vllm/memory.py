@@ -23,10 +23,10 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import GIB, show_bytes
 from es_cookbook.engines.torch.attention import round_up
 from es_cookbook.engines.torch.memory import flat_cache_size
+from es_cookbook.engines.vllm.ranks import slot_rank
 from es_cookbook.evolution.centre import on_gpu as centre_on_gpu
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks of LoRA slots that vLLM supports (`max_lora_rank`)."""
 CENTRE_WORK_BYTES = GIB // 2
 """Temporaries while the centre moves on a GPU: pieces of it, and factors of terms."""
@@ -104,21 +104,6 @@ class Shards:
         own = [info for info in self.infos if info.name in space.shapes]
         factors = space.shapes.keys() - {info.name for info in own}
         return self.elements(own) + sum(math.prod(space.shapes[name]) for name in factors)
-
-
-def slot_rank(rank: int) -> int:
-    """Return the least rank of vLLM's LoRA slots that holds genomes of this rank.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    offered = next((offer for offer in LORA_RANKS if offer >= rank), None)
-    if offered is None:
-        raise ConfigError(
-            f"genomes need LoRA slots of rank {rank} (search_space.rank, for low-rank ones x "
-            f"engine.terms_per_genome), and vLLM's have a rank of at most {LORA_RANKS[-1]}"
-        )
-    return offered
 
 
 def cpu_cache_gib(model: PreTrainedModel, context_length: int, available: int, dtype: str) -> float:

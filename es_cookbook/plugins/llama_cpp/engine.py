@@ -93,7 +93,7 @@ class LlamaCppEngineBuilder(EngineBuilder):
         return file
 
     @override
-    def check_space(self, search_space: "SearchSpaceBuilder") -> None:
+    def check_space(self, search_space: "SearchSpaceBuilder", max_terms: int = 1) -> None:
         if not search_space.has_adapter:
             raise _unhosted(search_space)
 

@@ -24,7 +24,7 @@ from es_cookbook.engines.torch.kernels.attention import STEP
 from es_cookbook.engines.torch.memory import flat_cache_size
 from es_cookbook.engines.torch.population_layers import ROWS_PER_BLOCK
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
-from es_cookbook.engines.vllm.memory import LORA_RANKS
+from es_cookbook.engines.vllm.ranks import LORA_RANKS
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
