@@ -14,7 +14,8 @@ from es_cookbook.cli import RECIPES
 from es_cookbook.cli.options import recipe_config
 from es_cookbook.cli.train import TrainConfig
 from es_cookbook.common.cli import mistakes_exit
-from es_cookbook.common.options import built
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.options import OptionError, built
 from es_cookbook.common.trust import resolve
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
@@ -66,6 +67,29 @@ def test_what_a_command_sets_of_es_is_carried_over_or_found(command: str, name: 
         if step in carried:
             assert value in (own.get(step), carried[step]), step
     assert AUTO not in es.values() or name in NEEDED or AUTO in steps_of(found).values()
+
+
+BITS = {"embedding": None, "linear": None, "scales": 4, "codes": 4}
+OF_MODEL = [
+    ParameterInfo(f"{n}.{kind}", (8, 8), kind, bits) for n in (0, 1) for kind, bits in BITS.items()
+]
+ODD: tuple[dict[str, str], ...] = (
+    *({}, {"search_space.partitions": "2"}, {"max_staleness": "1"}),
+    *({"search_space.sigma_patterns": "*", "search_space.sigma_factors": "0.5"},),
+    *({"optimizer.sharpness": "0.1", "num_generations": "3"}, {"optimizer.population_size": "1"}),
+)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_a_config_accepts_can_be_built_when_the_model_is_loaded(name: str) -> None:
+    for space, odd in itertools.product(SEARCH_SPACE_NAMES, ODD):
+        options = {"optimizer": name, "search_space": space, **odd}
+        try:
+            config = built(config_class("countdown"), options)
+            over = config.search_space(OF_MODEL)
+        except (ConfigError, OptionError):
+            continue
+        config.new_optimizer(over, dict.fromkeys(config.optimizer.unsettled, 0.1))
 
 
 FITNESS = {name: cast(type[Fitness], resolve(of)) for name, of in FITNESS_NAMES.items()}
