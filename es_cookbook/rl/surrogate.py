@@ -177,8 +177,7 @@ class GoldAnswers(AnswerSource):
     async def problem(
         self, asked: EnvGroupBuilder, answered: TrajectoryGroup, tokenizer: Tokenizer
     ) -> "AnswersProblem":
-        _, answers = await _gold_of(asked, tokenizer)
-        return AnswersProblem(answers, answered.tags)
+        return AnswersProblem((await _gold_of(asked, tokenizer))[1], answered.tags)
 
 
 async def _gold_of(asked: EnvGroupBuilder, tokenizer: Tokenizer) -> tuple[str, list[Example]]:

@@ -137,8 +137,7 @@ async def _first_answers(config: Config, engine: Engine, dataset: RLDataset) -> 
 
 def shown(sample: AnswerSample) -> Iterator[str]:
     """Yield lines that show three of the centre's answers, the mean reward and the speed."""
-    some = sorted(sample.answers, key=lambda answer: math.isnan(answer.reward))[:3]
-    for answer in some:
+    for answer in sorted(sample.answers, key=lambda answer: math.isnan(answer.reward))[:3]:
         reward = "cut by the clock" if math.isnan(answer.reward) else f"earns {answer.reward:g}"
         text = one_line(answer.text.strip()) or "(nothing)"
         short = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
@@ -266,8 +265,10 @@ def _shape(
         problems = int(getattr(config.dataset, "problems_per_generation", 1))
         if "optimizer.population_size" in free:
             wanted = math.sqrt(2 * each) if _PROBLEM in free else each / problems
-            genomes = 2 ** round(math.log2(_within(wanted, *_GENOMES)))
-            chosen["optimizer.population_size"] = genomes
+            count = 2 ** round(math.log2(_within(wanted, *_GENOMES)))
+            with contextlib.suppress(ConfigError):  # Its optimizer or search space may need more.
+                with_options(config, {"optimizer.population_size": count})
+                chosen["optimizer.population_size"] = genomes = count
         if _PROBLEM in free:
             most = min(_PROBLEMS[1], num_train)
             chosen[_PROBLEM] = _within(round(each / genomes), min(_PROBLEMS[0], most), most)
