@@ -205,7 +205,9 @@ def blueprint_of(
         if found is None or (path := found[1]) not in given:
             raise OptionError(" ".join(str(error).split())) from error
         options = blueprint_of(config, {n: text for n, text in given.items() if n != path})[1]
-        accepted = options[path].accepts
+        cast_to = str(error).partition("' to ")[2].partition("\n")[0]
+        # Nothing else turns on the optional part that it is in.
+        accepted = options[path].accepts if path in options else cast_to
         fields = [option for option in options if option.startswith(f"{path}.")]
         if found[2]:  # It is chosen by a name.
             said = found[3]

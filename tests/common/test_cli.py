@@ -124,6 +124,7 @@ def test_options_are_split_between_a_command_and_a_run() -> None:
         ("...sigma=1", "unknown option '...sigma'; did you mean 'optimizer.sigma'?"),
         ("--seed", "an option is written name=value, found '--seed'"),
         ("pool=yes", "pool=yes: it must be RayPoolBuilder | None"),
+        ("pool.num_engines=many", "pool.num_engines=many: it must be int"),
     ],
 )
 def test_a_mistyped_option_gets_one_sentence_with_the_nearest_and_code_2(

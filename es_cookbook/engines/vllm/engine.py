@@ -134,9 +134,8 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             room = slot_rank(search_space.rank * self.terms_per_genome) // search_space.rank
             if max_terms > room:
                 raise ConfigError(
-                    f"genomes will have up to {max_terms} terms (optimizer.max_terms), and slots "
-                    f"of engine=vllm have room for {room}: set engine.terms_per_genome to "
-                    f"{max_terms}, or optimizer.max_terms to {room}"
+                    f"optimizer.max_terms={max_terms}: slots of engine=vllm hold {room}; set "
+                    f"engine.terms_per_genome={max_terms}, or optimizer.max_terms={room}"
                 )
 
     def _build(self, model_name: str, search_space: "SearchSpaceBuilder") -> "VLLMEngine":

@@ -32,7 +32,7 @@ from typing import Literal, TypeAlias
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import MOST, check_range
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.schedules import Table
@@ -91,6 +91,10 @@ class Part:
     def _ranges(self) -> None:
         check_range(self, "weight", at_least=0)
         check_range(self, "max_tokens", at_least=1)
+        if max(self.schedule.factors) > MOST:
+            raise ConfigError(
+                f"schedule.factors must be at most {MOST:g}, found {max(self.schedule.factors):g}"
+            )
 
     @property
     def alone(self) -> RLDatasetBuilder:
