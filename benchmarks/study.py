@@ -357,7 +357,7 @@ def results_of(task: str, names: Sequence[str], plan: Plan) -> Task:
     tried_of = tune(names, trial, plan.factors, plan.longest_grid, workers)
     found: Task = {
         "command": _command(task, names),
-        "machine": machine(),
+        "machine": {**machine(), "threads": 1},  # of a run
         "commit": commit(),
         "questions": {"tuning": of_task.plan.num_tuning, "test": of_task.plan.num_test},
         "pass_at": of_task.plan.pass_at,
