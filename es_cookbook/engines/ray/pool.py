@@ -125,7 +125,7 @@ class RayPoolBuilder(EngineBuilder):
         timeouts = ("request_timeout", "start_timeout")
         check_range(self, *timeouts, above=0, prefix="engine.")
         if self.num_gpus is not None and not (
-            0 <= self.num_gpus <= 1 or self.num_gpus == int(self.num_gpus) > 0
+            0 <= self.num_gpus <= 1 or self.num_gpus % 1 == 0 < self.num_gpus
         ):
             raise ConfigError(
                 "engine.num_gpus must be 0, a share of one GPU or a whole number, found "

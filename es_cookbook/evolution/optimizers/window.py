@@ -40,7 +40,7 @@ class WindowedES(ES):
 
     @chz.validate
     def _window(self) -> None:
-        check_range(self, "window", at_least=1)
+        check_range(self, "window", at_least=1, at_most=2**31)
 
     @abstractmethod
     def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:

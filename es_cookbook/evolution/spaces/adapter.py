@@ -86,7 +86,7 @@ class Adapter(SearchSpaceBuilder):
 
     @chz.validate
     def _ranges(self) -> None:
-        check_range(self, "rank", at_least=1, prefix="search_space.")
+        check_range(self, "rank", at_least=1, at_most=2**16, prefix="search_space.")
         check_range(self, "alpha", above=0, prefix="search_space.")
         check_range(self, "init_seed", at_least=0, at_most=MAX_SEED, prefix="search_space.")
         if self.start is None and self.init == "orthogonal" and self.rank < 2:

@@ -55,7 +55,7 @@ class LowRank(SearchSpaceBuilder):
 
     @chz.validate
     def _rank(self) -> None:
-        check_range(self, "rank", at_least=1, prefix="search_space.")
+        check_range(self, "rank", at_least=1, at_most=2**16, prefix="search_space.")
 
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None

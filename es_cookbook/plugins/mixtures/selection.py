@@ -185,7 +185,7 @@ class Curriculum:
 
     @chz.validate
     def _ranges(self) -> None:
-        check_range(self, "window", at_least=1)
+        check_range(self, "window", at_least=1, at_most=2**31)
         check_range(self, "floor", above=0, at_most=1)
 
     def factor(self, solved: float) -> float:

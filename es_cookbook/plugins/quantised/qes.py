@@ -76,7 +76,7 @@ class QES(ES):
 
     @chz.validate
     def _residual(self) -> None:
-        check_range(self, "window", at_least=1)
+        check_range(self, "window", at_least=1, at_most=2**31)
         check_range(self, "residual_decay", at_least=0, below=1)
         if self.weight_decay:
             raise ConfigError(
