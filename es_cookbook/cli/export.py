@@ -48,7 +48,7 @@ class ExportConfig(RecordedAt):
     @chz.validate
     def _ranges(self) -> None:
         if self.rank != "exact":
-            check_range(self, "rank", at_least=1)
+            check_range(self, "rank", at_least=1, at_most=2**16)
 
 
 def export(config: ExportConfig) -> str:

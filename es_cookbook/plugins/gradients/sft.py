@@ -90,7 +90,7 @@ class SFTConfig:
     def _ranges(self) -> None:
         check_range(self, "alpha", "batch_size", "tokens_per_pass", "log_every", at_least=1)
         check_range(self, "max_length", at_least=2)
-        check_range(self, "rank", at_least=0)
+        check_range(self, "rank", at_least=0, at_most=2**16)
         check_range(self, "learning_rate", "epochs", "max_gradient_norm", above=0)
         if self.rank and not self.targets:
             raise ConfigError("targets must name a layer, for example targets=q_proj,v_proj")
