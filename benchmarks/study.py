@@ -114,15 +114,15 @@ _STEERING = {"search_space": "steering"}
 # Chosen on fold 1, as all settings: on constraints vectors of all layers learned less.
 _LAST_LAYER = {"constraints": {"search_space.include": "*layers.29.*"}}
 CONTESTANTS: Mapping[str, Contestant] = {
-    "es": Contestant("es", "gold answers", (16, 10, 10, 8), _STEERING),
+    "es": Contestant("es", "gold answers", (20, 16, 16, 12), _STEERING),
     "low_rank_gold": Contestant("es", "gold answers", (10, 7, 7, 6)),
     "dense_gold": Contestant(
-        "es_at_scale", "gold answers", (5, 4, 4, 4), {**_DENSE, "surrogate": "gold"}
+        "es_at_scale", "gold answers", (10, 8, 8, 6), {**_DENSE, "surrogate": "gold"}
     ),
     "gold": Contestant(
         "gold",
         "gold answers",
-        (18, 15, 15, 12),
+        (20, 17, 17, 14),
         {"dataset.problems_per_generation": 32, "learning_rate": 1e-5},
     ),
     "rewards": Contestant(
@@ -139,8 +139,8 @@ CONTESTANTS: Mapping[str, Contestant] = {
         "rewards", "rewards", (12, 5, 5, 4), {**_PROBLEMS, "optimizer.population_size": 32}
     ),
     # Of the paper's 200 problems in a generation 16: with all of them one takes six minutes.
-    "es_at_scale": Contestant("es_at_scale", "rewards", (4, 2, 2, 2), _PROBLEMS),
-    "dense_auto": Contestant("es_at_scale", "rewards", (4, 2, 2, 2), _DENSE),
+    "es_at_scale": Contestant("es_at_scale", "rewards", (7, 4, 4, 3), _PROBLEMS),
+    "dense_auto": Contestant("es_at_scale", "rewards", (7, 4, 4, 3), _DENSE),
     "group": Contestant("group", "rewards", (20, 9, 9, 5), {"attempts": 16, "learning_rate": 9e-5}),
     "grpo": Contestant("grpo", "rewards", (3, 3, 3, 3), {"attempts": 16, "learning_rate": 9e-5}),
 }
