@@ -3,7 +3,7 @@
     python -m benchmarks.study sums             # or extraction, constraints, long
     python -m benchmarks.study sums group gold  # some contestants
     python -m benchmarks.study try es group     # minutes, to see that it runs
-    python -m benchmarks.study tables           # docs/es_vs_grpo.md, from results
+    python -m benchmarks.study tables           # of README and docs/es_vs_grpo.md, from results
 
 The model is that of `make chat-model`. A task takes two to three hours of two cores. Each run is a
 separate process with one thread, one per core at a time, and what is complete is never run again,

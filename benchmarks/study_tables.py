@@ -1,7 +1,7 @@
-"""Tables of docs/es_vs_grpo.md, and their statistics, from the results of `benchmarks.study`.
+"""Tables of README and docs/es_vs_grpo.md from the results of `benchmarks.study`.
 
-`python -m benchmarks.study tables` prints them and puts them between the marks of the page. Without
-results there are no tables.
+`python -m benchmarks.study tables` prints those of the page, and puts all between both pages' marks.
+Without results there are no tables.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist, fmean, variance
-from typing import TypedDict, cast
+from typing import TypedDict
 
 from benchmarks.harness import RESULTS as ALL_RESULTS
 from es_cookbook.common.terminal import markdown
@@ -18,7 +18,7 @@ from es_cookbook.runs.tracking.curves import mean_and_range
 from es_cookbook.runs.tracking.jsonl import CORRECT as CORRECT
 
 RESULTS = ALL_RESULTS / "study"
-PAGE = Path(__file__).parents[1] / "docs/es_vs_grpo.md"
+ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- study -->", "<!-- /study -->"
 PAIRS = (
     ("es", "dense_gold", "evaluations"),
@@ -30,6 +30,15 @@ PAIRS = (
     ("dense_auto", "group", "seconds"),
 )
 """Contestants that are told the same, and what is equal between them."""
+SHOWN = {
+    "rewards": "ES, steering vectors",
+    "best": "ES, steering vectors; genomes read the best sampled answer",
+    "dense_auto": "ES, dense noise (*ES at Scale*; σ and α by `auto`)",
+    "group": "policy gradient",
+    "es": "ES, steering vectors",
+    "gold": "supervised fine-tuning",
+}
+"""Contestants in the README, by method."""
 
 
 class Run(TypedDict):
@@ -248,15 +257,19 @@ def _rates(task: Task) -> str:
     return markdown(["", "trials", "learning rate: held-out score of the trial"], rows)
 
 
+def _tasks(results: Path) -> dict[str, Task]:
+    paths = sorted(results.glob("*.json"))
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
 def tables(results: Path = RESULTS) -> str:
-    """Everything that the page says of the study, one part per task; empty without results."""
+    """Everything that docs/es_vs_grpo.md says of the study, one part per task."""
     parts: list[str] = []
-    for path in sorted(results.glob("*.json")):
-        task = cast(Task, json.loads(path.read_text(encoding="utf-8")))
+    for name, task in _tasks(results).items():
         seeds = len(next(iter(task["contestants"].values()))["runs"])
         where = ", ".join(f"{key} {value}" for key, value in task["machine"].items() if value)
         parts += [
-            f"### Study: {path.stem}",
+            f"### Study: {name}",
             f"`{task['command']}` at {task['commit']}; {where}. {seeds} seeds, "
             f"{task['questions']['test']} held-out questions: mean (lowest … highest).",
             *(_scores(task), _ratios(task), _rates(task)),
@@ -264,16 +277,45 @@ def tables(results: Path = RESULTS) -> str:
     return "\n\n".join(parts)
 
 
-def with_tables(page: str, results: Path = RESULTS) -> str:
-    """The page with these tables between its marks."""
+def summary(results: Path = RESULTS) -> str:
+    """The README's table: greedy scores after equal seconds, and memory."""
+    head, base = ["learns from", "method"], ["", "base"]
+    rows = {name: ["", method] for name, method in SHOWN.items()}
+    peaks = {name: list[float]() for name in SHOWN}
+    for title, task in _tasks(results).items():
+        entries = {name: each for name, each in task["contestants"].items() if name in SHOWN}
+        seconds = shared([*entries.values()], "seconds")
+        head.append(f"{title}, after {seconds:.0f} s")
+        first = next(iter(entries.values()))["runs"][0]["points"][0]["score"]
+        base.append(f"{100 * first:.1f} %")
+        for name, row in rows.items():
+            runs = entries[name]["runs"] if name in entries else []
+            row[0] = entries[name]["told"] if name in entries else row[0]
+            scores = [score_at(run, "seconds", seconds) for run in runs]
+            row.append(mean_and_range(scores) if scores else "")
+            peaks[name] += [run["memory"]["peak"] - run["memory"]["imports"] for run in runs]
+    body = [
+        [*row, " to ".join(sorted({f"{min(peaks[name]):.1f}", f"{max(peaks[name]):.1f}"}))]
+        for name, row in rows.items()
+        if peaks[name]
+    ]
+    return markdown([*head, "peak memory, GiB"], [[*base, ""], *body]) if body else ""
+
+
+PAGES = {ROOT / "docs/es_vs_grpo.md": tables, ROOT / "README.md": summary}
+
+
+def with_text(page: str, text: str) -> str:
+    """The page with a text between its marks."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    text = tables(results)
     return (
         f"{before}{BEGIN}\n\n{text}\n\n{END}{after}" if text else f"{before}{BEGIN}\n{END}{after}"
     )
 
 
-def rewrite(page: Path = PAGE, results: Path = RESULTS) -> None:
-    """Put the tables into the page."""
-    page.write_text(with_tables(page.read_text(encoding="utf-8"), results), encoding="utf-8")
+def rewrite(results: Path = RESULTS) -> None:
+    """Put the tables into the pages."""
+    for page, made in PAGES.items():
+        text = with_text(page.read_text(encoding="utf-8"), made(results))
+        page.write_text(text, encoding="utf-8")

@@ -1,6 +1,7 @@
 """The study of docs/es_vs_grpo.md: how it tunes, reads curves and states ratios; and the page."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,9 +34,10 @@ EVALUATIONS = {
 }
 
 
-def test_the_page_has_the_tables_of_the_results() -> None:
-    page = study_tables.PAGE.read_text()
-    assert study_tables.with_tables(page) == page, "run `python -m benchmarks.study tables`"
+@pytest.mark.parametrize("page", study_tables.PAGES, ids=lambda page: page.name)
+def test_a_page_has_the_tables_of_the_results(page: Path) -> None:
+    text, made = page.read_text(), study_tables.PAGES[page]()
+    assert study_tables.with_text(text, made) == text, "run `python -m benchmarks.study tables`"
 
 
 @pytest.mark.parametrize("task", TASKS)
