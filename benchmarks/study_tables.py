@@ -1,6 +1,6 @@
 """Tables of README and docs/es_vs_grpo.md from the results of `benchmarks.study`.
 
-`python -m benchmarks.study tables` prints those of the page, and puts all between both pages' marks.
+`python -m benchmarks.study tables` prints those of the page, and puts all into both pages.
 Without results there are no tables.
 """
 
