@@ -79,9 +79,7 @@ class Gdpo(_WeightedMetrics):
     it.
     """
 
-    rewards: tuple[str, ...] = chz.field(
-        default=("correct", "format"), doc="Env metrics that are rewards"
-    )
+    rewards: tuple[str, ...] = ("correct", "format")
     weights: tuple[float, ...] = chz.field(
         default=(), doc="one for each of the rewards; none: 1 each"
     )
@@ -122,9 +120,7 @@ class RewardSchedule(_WeightedMetrics):
     with t the generation and r_k the rewards of a genome's attempts at a problem.
     """
 
-    rewards: tuple[str, ...] = chz.field(
-        default=("format", "correct"), doc="Env metrics that are rewards"
-    )
+    rewards: tuple[str, ...] = ("format", "correct")
     start: tuple[float, ...] = chz.field(
         default=(1.0, 0.0), doc="weight of each in the first generation"
     )

@@ -22,7 +22,7 @@ kernel.
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from safetensors.torch import save_file
@@ -58,7 +58,9 @@ _BITS = {
 _OF_ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale")
 _IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-_QWEIGHTS: Mapping[Kind, str] = {"codes": "qweight", "scales": "scales", "zeros": "qzeros"}
+_Names: TypeAlias = Mapping[Kind, str]
+_WEIGHTS: _Names = {"codes": "weight", "scales": "weight_scale", "zeros": "weight_zero_point"}
+_QWEIGHTS: _Names = {"codes": "qweight", "scales": "scales", "zeros": "qzeros"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +85,7 @@ class _Layout:
     """
 
     format: str
-    names: Mapping[Kind, str]
+    names: _Names
     bits: int
     group_size: int
     symmetric: bool
@@ -403,11 +405,7 @@ def _fp8(how: Mapping[str, Any]) -> _Layout | str:
     outputs, inputs = map(int, how.get("weight_block_size") or (0, 0))
     return _Layout(
         format="fp8",
-        names={
-            "codes": "weight",
-            "scales": "weight_scale_inv" if outputs else "weight_scale",
-            "zeros": "weight_zero_point",
-        },
+        names={**_WEIGHTS, "scales": "weight_scale_inv"} if outputs else _WEIGHTS,
         bits=8,
         group_size=inputs,
         symmetric=True,
@@ -443,11 +441,7 @@ def _compressed_tensors(how: Mapping[str, Any]) -> _Layout | str:
     packed = form == "pack-quantized"
     return _Layout(
         format=form,
-        names={
-            "codes": "weight_packed" if packed else "weight",
-            "scales": "weight_scale",
-            "zeros": "weight_zero_point",
-        },
+        names={**_WEIGHTS, "codes": "weight_packed"} if packed else _WEIGHTS,
         bits=bits,
         group_size=shares[strategy][1],
         symmetric=floats or bool(weights.get("symmetric", True)),

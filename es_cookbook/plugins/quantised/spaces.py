@@ -20,12 +20,6 @@ from es_cookbook.evolution.spaces.full_rank import DenseSpace, FullRankSpace
 if TYPE_CHECKING:
     import torch
 
-_KINDS: Mapping[str, tuple[str, ...]] = {
-    "scales": ("scales",),
-    "zeros": ("zeros",),
-    "both": ("scales", "zeros"),
-}
-
 
 @chz.chz
 class _OfQuantised(SearchSpaceBuilder):
@@ -82,7 +76,7 @@ class QuantScales(_OfQuantised):
     @property
     @override
     def kinds(self) -> tuple[str, ...]:
-        return _KINDS[self.which]
+        return ("scales", "zeros") if self.which == "both" else (self.which,)
 
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None

@@ -24,16 +24,9 @@ import chz
 from es_cookbook.cli.train import built_for
 from es_cookbook.common.cli import run_with_fields
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.plugins.sweep import (
-    Make,
-    Range,
-    Space,
-    SweepSettings,
-    Value,
-    Values,
-    check_not_set,
-    sweep,
-)
+from es_cookbook.plugins.sweep.loop import Make, SweepSettings, sweep
+from es_cookbook.plugins.sweep.many_runs import check_not_set
+from es_cookbook.plugins.sweep.search import Range, Space, Value, Values
 from es_cookbook.runs.config import Config
 
 _VALUES, _RANGE = "values", "range"

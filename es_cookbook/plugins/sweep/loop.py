@@ -301,11 +301,8 @@ class _Sweep:
         rows = [{**result.options, **dataclasses.asdict(result)} for result in results]
         for row in rows:
             del row["options"]
-        return (
-            results,
-            text,
-            self.runs[0].config.trackers.summarise(self._path, rows, is_over=is_over),
-        )
+        said = self.runs[0].config.trackers.summarise(self._path, rows, is_over=is_over)
+        return results, text, said
 
 
 def measured(log_path: Path) -> list[dict[str, float]]:

@@ -14,19 +14,12 @@ import chz
 
 from es_cookbook.common.names import Names, built_field
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
-from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.recipes.chat.dataset import ChatDatasetBuilder
 from es_cookbook.rl.objectives import SURROGATE_NAMES, AnswerSource
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
-from es_cookbook.runs.program import RecipeConfig, program
+from es_cookbook.runs.program import HALF_KNOWN, RecipeConfig, program
 
-ES = {
-    "sigma": "auto",
-    "learning_rate": "auto",
-    "population_size": 64,
-    "antithetic": False,
-    "learning_rate_schedule": Cosine(),
-}
+ES = {**HALF_KNOWN, "sigma": "auto", "learning_rate": "auto", "population_size": 64}
 
 
 @chz.chz

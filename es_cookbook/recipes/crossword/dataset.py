@@ -14,10 +14,9 @@ from typing import Literal, TypeAlias
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.errors import DataError
 from es_cookbook.recipes.crossword.reward import Crossword, canonical, enumeration_of
 from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.data.task import RowDatasetBuilder, TaskEnv
+from es_cookbook.rl.data.task import RowDatasetBuilder, TaskEnv, check_row
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.prompts import PREFILL_DOC, render_observation
 from es_cookbook.rl.types import SOURCE_DOC, Tokenizer
@@ -67,11 +66,7 @@ class CrosswordDatasetBuilder(RowDatasetBuilder):
     @override
     def check_fields(self, row: Row) -> None:
         _ = row.text("clue"), row.text("answer"), row.optional_text("kind")
-        try:
-            self.reward.check_row(row.fields)
-            enumeration_of(row.fields)
-        except DataError as error:
-            raise row.error(str(error)) from error
+        check_row(self.reward, row)
 
     @override
     def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:

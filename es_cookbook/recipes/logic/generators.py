@@ -62,14 +62,12 @@ REFUSED: Mapping[str, str] = {
 }
 """Generators that are not used, each with the reason, as half a sentence."""
 
-EXACT: Mapping[str, str] = {
-    "binary_matrix": "evaluates an answer that is not the expected one, in case it is a list",
-    "game_of_life_halting": "gives full marks to any answer",
-    "n_queens": "evaluates an answer that is not the expected one, in case it is a list",
-    "spiral_matrix": "evaluates an answer that is not the expected one, in case it is a list",
-    "string_insertion": "evaluates an answer that is not the expected one, in case it is a list",
-}
-"""Generators whose answers are compared in place of being scored: what their score_answer does."""
+EXACT = frozenset(
+    {"binary_matrix", "game_of_life_halting", "n_queens", "spiral_matrix", "string_insertion"}
+)
+"""Generators whose answers are compared in place of being scored: their score_answer evaluates an
+answer that is not the expected one, in case it is a list, or (the second) gives full marks to any.
+"""
 
 TAKES_NAN = frozenset({"complex_arithmetic", "number_sorting"})
 """Generators whose score_answer gives full marks to NaN, or to a list of them."""
@@ -163,7 +161,7 @@ class _Scorer:
         factory = _factory()
         compares_texts = factory.ProceduralDataset.score_answer  # reasoning-gym's default
         scores = factory.DATASETS[source.task][0].score_answer
-        self.is_cheap = source.task in CHEAP | EXACT.keys() or scores is compares_texts
+        self.is_cheap = source.task in CHEAP | EXACT or scores is compares_texts
         self._dataset: _Dataset = _made(source, 0, 1)
 
     def __reduce__(self) -> tuple[Callable[[Source], "_Scorer"], tuple[Source]]:

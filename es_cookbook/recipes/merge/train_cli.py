@@ -12,21 +12,14 @@ import chz
 
 from es_cookbook.common.names import Names, built_field
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
-from es_cookbook.evolution.schedules import Cosine
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
 from es_cookbook.recipes.merge.dataset import ChatMixture
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
-from es_cookbook.runs.program import RecipeConfig, program
+from es_cookbook.runs.program import HALF_KNOWN, RecipeConfig, program
 
 ADAPTERS = ("adapters/sums", "adapters/extraction")
 """Where the commands of the README write the adapters."""
-ES = {
-    "sigma": 0.2,
-    "learning_rate": 0.2,
-    "population_size": 16,
-    "antithetic": False,
-    "learning_rate_schedule": Cosine(),
-}
+ES = {**HALF_KNOWN, "sigma": 0.2, "learning_rate": 0.2, "population_size": 16}
 
 
 @chz.chz

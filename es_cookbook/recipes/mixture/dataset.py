@@ -39,15 +39,9 @@ class CountdownMixture(Mixture):
     hard_weight: float = chz.field(
         default=0.1, doc="share of hard problems beside the others' 1; 0 for none"
     )
-    curriculum: Curriculum | None = chz.field(
-        default_factory=Curriculum, doc="shares by recent performance; None for fixed ones"
-    )
-    filter: Filter | None = chz.field(
-        default_factory=Filter, doc="leaves out problems that all or none solve; None: keeps all"
-    )
-    replay: Replay | None = chz.field(
-        default_factory=Replay, doc="replays earlier problems; None: no replay"
-    )
+    curriculum: Curriculum | None = built_field(Curriculum)
+    filter: Filter | None = built_field(Filter)
+    replay: Replay | None = built_field(Replay)
 
     @property
     @override
