@@ -25,7 +25,9 @@ class _WeightedMetrics(Objective):
     rows may have different rewards. The Env's own sum only says which rollouts were lost.
     """
 
-    rewards: tuple[str, ...] = chz.field(doc="Env metrics that are rewards")
+    rewards: tuple[str, ...] = chz.field(
+        default=("correct", "format"), doc="Env metrics that are rewards"
+    )
 
     @chz.validate
     def _differ(self) -> None:
@@ -79,7 +81,6 @@ class Gdpo(_WeightedMetrics):
     it.
     """
 
-    rewards: tuple[str, ...] = ("correct", "format")
     weights: tuple[float, ...] = chz.field(
         default=(), doc="one for each of the rewards; none: 1 each"
     )
@@ -120,7 +121,9 @@ class RewardSchedule(_WeightedMetrics):
     with t the generation and r_k the rewards of a genome's attempts at a problem.
     """
 
-    rewards: tuple[str, ...] = ("format", "correct")
+    rewards: tuple[str, ...] = chz.field(
+        default=("format", "correct"), doc="Env metrics that are rewards"
+    )
     start: tuple[float, ...] = chz.field(
         default=(1.0, 0.0), doc="weight of each in the first generation"
     )

@@ -39,9 +39,9 @@ class CountdownMixture(Mixture):
     hard_weight: float = chz.field(
         default=0.1, doc="share of hard problems beside the others' 1; 0 for none"
     )
-    curriculum: Curriculum | None = built_field(Curriculum)
-    filter: Filter | None = built_field(Filter)
-    replay: Replay | None = built_field(Replay)
+    curriculum: Curriculum | None = built_field(Curriculum, "shares by recent performance, or None")
+    filter: Filter | None = built_field(Filter, "leaves out what all or none solve, or None")
+    replay: Replay | None = built_field(Replay, "replays earlier problems, or None")
 
     @property
     @override
