@@ -154,10 +154,8 @@ class Template:
 
     @chz.validate
     def _marks(self) -> None:
-        if self.text.count(QUESTION) != 1:
-            raise ConfigError(
-                f"template.text must have {QUESTION} once, found {self.text.count(QUESTION)} times"
-            )
+        if (count := self.text.count(QUESTION)) != 1:
+            raise ConfigError(f"template.text must have {QUESTION} once, found {count} times")
 
     def prompt(self, question: str, tokenizer: Tokenizer) -> tuple[int, ...]:
         """Return the tokens before a thought."""

@@ -26,8 +26,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
-from es_cookbook.plugins.math.rows import MARK, one_answer
-from es_cookbook.rl.data.generated import Fold, fold_of, fold_of_text, problems_of
+from es_cookbook.plugins.math.rows import MARK, Asked, one_answer
+from es_cookbook.rl.data.generated import Fold, fold_of, problems_of
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.messages.encoder import as_text
 from es_cookbook.rl.rewards.answers import lettered
@@ -35,31 +35,20 @@ from es_cookbook.rl.types import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Asked):
     """One problem.
 
     Attributes:
-        question: all that the answer needs.
         answer: the right answer; not empty.
         thought: a hand-written chain of thought, where one is known.
         tags: names under which metrics are reported.
         source: the text that the question was cut from, if it was.
     """
 
-    question: str
     answer: str
     thought: str | None = None
     tags: tuple[str, ...] = ()
     source: str = ""
-
-    @property
-    def key(self) -> str:
-        return self.question
-
-    @property
-    def fold(self) -> int:
-        """The problem's fold, a function of its question."""
-        return fold_of_text(self.question)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -168,10 +157,8 @@ def read_problem(row: Row, tokenizer: "Tokenizer | None", lengths: tuple[int, in
     if {"question", "choices"} <= found:
         question, answer, tags = _choice(row)
     elif {"Body", "Question", "Answer"} <= found:
-        question, answer = (
-            f"{row.text('Body').strip()} {row.text('Question').strip()}",
-            _one(row, "Answer"),
-        )
+        question = f"{row.text('Body').strip()} {row.text('Question').strip()}"
+        answer = _one(row, "Answer")
         thought, tags = row.optional_text("Equation"), _tag(row, "Type")
     elif {"question", "answer"} <= found:
         question, answer = row.text("question").strip(), _one(row, "answer")

@@ -21,20 +21,14 @@ MARK = "####"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class MathProblem:
-    """One problem.
+class Asked:
+    """A problem that its question identifies.
 
     Attributes:
-        question: the question in words.
-        gold: its answer, LaTeX or a number.
-        is_number: whether the answer is compared as a number, as GSM8K's are.
-        tags: names under which metrics are reported, for example "level 5".
+        question: the question in words; all that the answer needs.
     """
 
     question: str
-    gold: str
-    is_number: bool
-    tags: tuple[str, ...]
 
     @property
     def key(self) -> str:
@@ -44,6 +38,21 @@ class MathProblem:
     def fold(self) -> int:
         """The problem's fold, a function of its question."""
         return fold_of_text(self.question)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MathProblem(Asked):
+    """One problem.
+
+    Attributes:
+        gold: its answer, LaTeX or a number.
+        is_number: whether the answer is compared as a number, as GSM8K's are.
+        tags: names under which metrics are reported, for example "level 5".
+    """
+
+    gold: str
+    is_number: bool
+    tags: tuple[str, ...]
 
 
 def read_problem(row: Row) -> MathProblem:

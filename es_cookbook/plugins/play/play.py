@@ -17,7 +17,7 @@ import contextlib
 import functools
 import importlib
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError
 from io import TextIOWrapper
 from pathlib import Path
@@ -80,10 +80,10 @@ def is_at_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def problem_text(played: Played, decode: Decode, which: Mapping[str, object]) -> str:
-    """Return an attempt at a problem as text; `which` has its split and number."""
+def problem_text(played: Played, decode: Decode, title: str) -> str:
+    """Return an attempt at a problem as text under a title."""
     name = f" ({played.problem})" if played.problem else ""
-    lines = [f"{which['split']} problem {which['problem']}{name}"]
+    lines = [f"{title}{name}"]
     rollout = played.rollout
     if isinstance(rollout, LostRollout):
         lines.append(f"lost: {rollout.reason}")
@@ -91,8 +91,8 @@ def problem_text(played: Played, decode: Decode, which: Mapping[str, object]) ->
         for turn, (kind, new_T) in zip(rollout.transitions, rollout.seen, strict=True):
             cut = ", cut" if turn.action.stop_reason == "length" else ""
             answer = f"answer ({plural(len(turn.action.tokens_T), 'token')}{cut}):"
-            for title, text in ((f"{kind}:", decode(new_T)), (answer, turn.action.text)):
-                lines += [title, *(f"  {line}" for line in text.removesuffix("\n").split("\n"))]
+            for head, text in ((f"{kind}:", decode(new_T)), (answer, turn.action.text)):
+                lines += [head, *(f"  {line}" for line in text.removesuffix("\n").split("\n"))]
             lines += [f"{name}: {text}" for name, text in turn.logs.items()]
             metrics = {"reward": turn.reward, **turn.metrics}
             lines.append("  ".join(f"{name} {value:g}" for name, value in metrics.items()))
@@ -145,9 +145,8 @@ class _Session:
         rebuilt, who = self._rebuilt, self._who
         played = self._call(lambda: rebuilt.play(who, split, number, self._overrides, self._seed))
         decode = rebuilt.engine.tokenizer.decode
-        which = {"generation": rebuilt.generation, "genome": who, "split": split, "problem": number}
-        text = problem_text(played, lambda tokens_T: str(decode(list(tokens_T))), which)
-        self._show(text)
+        title = f"{split} problem {number}"
+        self._show(problem_text(played, lambda tokens_T: str(decode(list(tokens_T))), title))
 
     def run(self, split: Split) -> None:
         """Answer until the input ends; `split` is the default of /problem."""

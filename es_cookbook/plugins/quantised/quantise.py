@@ -58,7 +58,3 @@ def main(config: QuantiseConfig) -> None:
 
 def cli() -> None:
     run_cli(main, QuantiseConfig)
-
-
-if __name__ == "__main__":
-    cli()

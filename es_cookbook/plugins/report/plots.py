@@ -164,9 +164,8 @@ def draw_bars(
         width = 0.8 / max(len(bars), 1)
         for i, (group, values) in enumerate(bars.items()):
             there = [name for name in names if name in values]
-            x_M = (
-                np.array([names.index(name) for name in there]) + (i - (len(bars) - 1) / 2) * width
-            )
+            offset = (i - (len(bars) - 1) / 2) * width
+            x_M = np.array([names.index(name) for name in there]) + offset
             value_M, low_M, high_M = np.array([values[name] for name in there]).T
             colour = _COLOURS[(i + 1) % len(_COLOURS)]
             axes.bar(x_M, value_M, width, label=_plain(group), color=colour)

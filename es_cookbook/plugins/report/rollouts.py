@@ -43,14 +43,12 @@ class RolloutTable:
         turns = [_dict(turn) for turn in _list(rollout.get("turns"))]
         lost = rollout.get("lost")
         self._add_row(
-            {
-                "run": run,
-                **{name: _count(rollout.get(name)) for name in _WHICH},
-                "reward": _number(rollout.get("reward")),
-                "tags": self._part([_name(tag) for tag in _list(rollout.get("tags"))]),
-                "lost": self._texts["other"].number(lost) if isinstance(lost, str) else -1,
-                "turns": len(turns),
-            }
+            run=run,
+            **{name: _count(rollout.get(name)) for name in _WHICH},
+            reward=_number(rollout.get("reward")),
+            tags=self._part([_name(tag) for tag in _list(rollout.get("tags"))]),
+            lost=self._texts["other"].number(lost) if isinstance(lost, str) else -1,
+            turns=len(turns),
         )
         self._add_logs(f"rollout {len(self) - 1}", rollout.get("group_logs"))
         for turn in turns:
@@ -60,18 +58,16 @@ class RolloutTable:
         kind = "prompt" if "prompt" in turn else "added"
         metrics = _dict(turn.get("metrics")).items()
         self._add_row(
-            {
-                "kind": int(kind == "added"),
-                "seen": self._texts["seen"].number(_str(turn.get(kind))),
-                "action": self._texts["action"].number(_str(turn.get("action"))),
-                "stop": self._part(_name(turn.get("stop_reason"))),
-                "turn_reward": _number(turn.get("reward")),
-                "metrics": self._part({_name(key): _number(value) for key, value in metrics}),
-            }
+            kind=int(kind == "added"),
+            seen=self._texts["seen"].number(_str(turn.get(kind))),
+            action=self._texts["action"].number(_str(turn.get("action"))),
+            stop=self._part(_name(turn.get("stop_reason"))),
+            turn_reward=_number(turn.get("reward")),
+            metrics=self._part({_name(key): _number(value) for key, value in metrics}),
         )
         self._add_logs(f"turn {len(self._columns['kind']) - 1}", turn.get("logs"))
 
-    def _add_row(self, row: Mapping[str, object]) -> None:
+    def _add_row(self, **row: object) -> None:
         for name, value in row.items():
             self._columns[name].append(value)
 

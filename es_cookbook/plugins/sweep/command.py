@@ -106,7 +106,7 @@ def maker(config: Sweep, fields: Mapping[str, str]) -> tuple[Make, Space]:
         ConfigError: An option does not exist, or the sweep sets it.
     """
     space, of_all = searched(fields)
-    check_not_set((*space, *of_all), "sweep")
+    check_not_set((*space, *of_all), "sweep", {})
 
     def make(options: Mapping[str, Value]) -> Config:
         given = {**of_all, **{name: str(value) for name, value in options.items()}}

@@ -1,14 +1,11 @@
 """Checks of commands that train many runs: the options that each run gets, and what is compared."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from types import MappingProxyType
 
 from es_cookbook.common.errors import ConfigError
 
 
-def check_not_set(
-    paths: Iterable[str], command: str, refused: Mapping[str, str] = MappingProxyType({})
-) -> None:
+def check_not_set(paths: Iterable[str], command: str, refused: Mapping[str, str]) -> None:
     """Refuse options of runs that a command of many runs sets itself.
 
     Args:

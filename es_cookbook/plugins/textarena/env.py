@@ -263,10 +263,6 @@ class _Game(ProblemGroupBuilder):
         check_prompt(self.name, len(env.asked_first().tokens_T), context_length)
 
 
-def _package(_: "TextArenaDatasetBuilder") -> str:
-    return "textarena"
-
-
 @chz.chz
 class TextArenaDatasetBuilder(RLDatasetBuilder):
     """A game of TextArena with many seeds, and others for the held-out test."""
@@ -274,7 +270,9 @@ class TextArenaDatasetBuilder(RLDatasetBuilder):
     environment: ClassVar[str] = "game"
     game: str = chz.field(
         doc="a name of textarena's, for example TowerOfHanoi-v0",
-        metadata=needs_trust(_package, "is code of the package textarena, which is run"),
+        metadata=needs_trust(
+            lambda _: "textarena", "is code of the package textarena, which is run"
+        ),
     )
     opponent: Opponent = chz.field(
         default="random",

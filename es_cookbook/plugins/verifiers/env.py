@@ -207,7 +207,7 @@ class _Agent:
 
     async def run(self, task: Task, **borrowed: object) -> Trace:
         """Run one turn on the task's own prompt, scored."""
-        async with self._episode(task, borrowed) as interaction:
+        async with self.interaction(task, **borrowed) as interaction:
             await interaction.turn()
             if interaction.trace.stop_condition is None:
                 interaction.trace.stop("agent_completed")
@@ -216,15 +216,6 @@ class _Agent:
     @contextlib.asynccontextmanager
     async def interaction(self, task: Task, **borrowed: object) -> "AsyncGenerator[_Interaction]":
         """Hold a chat with the environment as the user; it is scored on exit."""
-        async with self._episode(task, borrowed) as interaction:
-            yield interaction
-            if interaction.trace.stop_condition is None:
-                interaction.trace.stop("user_closed")
-
-    @contextlib.asynccontextmanager
-    async def _episode(
-        self, task: Task, borrowed: dict[str, object]
-    ) -> "AsyncGenerator[_Interaction]":
         if given := [name for name, value in borrowed.items() if value]:
             raise EnvError(
                 f"{type(self.env).__name__} lends its agent {given[0]!r}, which the bridge has not"
@@ -242,6 +233,8 @@ class _Agent:
             await _call_hook(task.setup, trace)
             await tools.open(self.env, task)
             yield _Interaction(self, task, trace, tools)
+            if trace.stop_condition is None:
+                trace.stop("user_closed")
         finally:
             await tools.close()
         await _call_hook(task.finalize, trace)

@@ -155,10 +155,9 @@ def refuse_unplayable(task: Task, where: str) -> None:
         ConfigError: It needs a runtime, or would see other tokens than are sampled.
         DataError: Its prompt is not text.
     """
-    needs = list(_needs(task))
-    if needs:
+    if (needed := next(_needs(task), None)) is not None:
         raise ConfigError(
-            f"{where}: {needs[0]}, and the bridge has no runtime (a subprocess or a container); it "
+            f"{where}: {needed}, and the bridge has no runtime (a subprocess or a container); it "
             "plays tasks that are set up and scored in this process"
         )
     if rewriting := discover_decorated(task, "intercept"):

@@ -46,20 +46,17 @@ class _Server:
         if data is not None:
             await self.toolset.setup_task(data)
 
-    async def described(self) -> "list[tuple[str, vf.Tool]]":
-        """Return the tools, each with the name that the toolset has for it."""
+    async def described(self) -> "dict[str, vf.Tool]":
+        """Return the tools by the names that the toolset has for them."""
         prefix = f"{self.toolset.server_name}_" if self.toolset.server_name else ""
-        return [
-            (
-                tool.name,
-                vf.Tool(
-                    name=f"{prefix}{tool.name}",
-                    description=tool.description or "",
-                    parameters=tool.input_schema,
-                ),
+        return {
+            tool.name: vf.Tool(
+                name=f"{prefix}{tool.name}",
+                description=tool.description or "",
+                parameters=tool.input_schema,
             )
             for tool in await self._mcp.list_tools()
-        ]
+        }
 
     async def call(self, name: str, arguments: dict[str, Any]) -> Result:
         try:
@@ -106,7 +103,7 @@ class Tools:
             self._own.append(server)
             await server.start(task.data)
         for server in (*self._own, *await _shared(env)):
-            for name, tool in await server.described():
+            for name, tool in (await server.described()).items():
                 if tool.name in self._dispatch:
                     raise EnvError(f"two tools of the task have the name {tool.name!r}")
                 self._dispatch[tool.name] = server, name
@@ -150,15 +147,10 @@ async def described_tools(env: vf.Env[Any], task: Task) -> list[ToolSchema]:
     tools = Tools()
     try:
         await tools.open(env, task)
+        shown = {"name", "description", "parameters"}
+        functions = [tool.model_dump(include=shown) for tool in tools.tools]
         return [
-            ToolSchema(
-                tool.name,
-                {
-                    "type": "function",
-                    "function": tool.model_dump(include={"name", "description", "parameters"}),
-                },
-            )
-            for tool in tools.tools
+            ToolSchema(each["name"], {"type": "function", "function": each}) for each in functions
         ]
     finally:
         await tools.close()

@@ -64,7 +64,3 @@ def problems() -> Iterator[str]:
 
 def cli() -> None:
     run_cli(main, Plugins)
-
-
-if __name__ == "__main__":
-    cli()

@@ -101,16 +101,14 @@ class GuessEnv(MessageEnv):
 
     @override
     async def initial_messages(self) -> Sequence[Message]:
-        if self.style == "compact":
-            return [Message("user", self._range)]
-        return [
-            Message(
-                "user",
-                f"I am thinking of a whole number, {self._range}. You have {self._left} guesses. "
+        question = self._range
+        if self.style == "words":
+            question = (
+                f"I am thinking of a whole number, {question}. You have {self._left} guesses. "
                 "Answer each time with one number alone; I will say whether mine is higher or "
-                "lower.",
+                "lower."
             )
-        ]
+        return [Message("user", question)]
 
     @override
     async def reply(self, message: Message) -> Reply:

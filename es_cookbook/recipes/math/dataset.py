@@ -17,12 +17,12 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import DataError
 from es_cookbook.plugins.math.reward import Math
 from es_cookbook.plugins.math.rows import MathProblem, read_problem
 from es_cookbook.recipes.math.word_problems import generate_problems
 from es_cookbook.rl.data.generated import Fold, SourcedDatasetBuilder
 from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.data.task import check_row
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, digest_of
 from es_cookbook.rl.prompts import PREFILL_DOC, render_observation
 from es_cookbook.rl.rewards.answers import Extract, extracted
@@ -158,10 +158,7 @@ class MathDatasetBuilder(SourcedDatasetBuilder[MathProblem]):
         observation = render_observation(tokenizer, text, chat=True, prefill=self.prefill)
         is_number = problem.is_number if self.grading == "auto" else self.grading == "number"
         reward = reward_of(self.prompt, is_number=is_number)
-        try:
-            reward.check_row({"answer": problem.gold})
-        except DataError as error:
-            raise DataError(f"{name}: {error}") from error
+        check_row(reward, Row(name, {"answer": problem.gold}))
         given = name, problem.gold, reward, self.prompt, self.format_weight
         return ProblemGroupBuilder(
             functools.partial(MathEnv, observation, *given),

@@ -18,6 +18,8 @@ from es_cookbook.recipes.tic_tac_toe.dataset import TicTacToeDatasetBuilder
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.program import FEWER_GENOMES, RecipeConfig, program
 
+ES = {**FEWER_GENOMES, "learning_rate": 0.1}
+
 
 @chz.chz
 class CLIConfig(RecipeConfig):
@@ -27,9 +29,7 @@ class CLIConfig(RecipeConfig):
 
     model_name: str = str(Path(__file__).parent / "model")
     dataset: RLDatasetBuilder = built_field(TicTacToeDatasetBuilder)
-    optimizer: OptimizerBuilder = OptimizerNames(
-        {"es": {**FEWER_GENOMES, "learning_rate": 0.1}}
-    ).field()
+    optimizer: OptimizerBuilder = OptimizerNames({"es": ES}).field()
     sampling: SamplingParams = built_field(SamplingParams, max_tokens=2)
     num_generations: int = 20
     eval_every: int = 4
