@@ -14,10 +14,11 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import anyio
 import chz
+from typing_extensions import override
 
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.common.errors import ConfigError, EngineError, RequestError
@@ -262,6 +263,38 @@ class Engine(Host):
 
         May be called twice.
         """
+
+
+class QueuedEngine(Engine):
+    """An engine in this process, whose requests are checked and wait in a queue.
+
+    A subclass sets the limits of `check_sample`, and the tokens of `check_logprobs` that are never
+    sampled.
+    """
+
+    _limits: tuple[int, int]
+    _never: Collection[int]
+
+    @override
+    async def sample(self, request: SampleRequest) -> Action:
+        return await self._submit(request, check_sample(request, *self._limits))
+
+    @override
+    async def logprobs(self, request: LogprobsRequest) -> list[float]:
+        check_logprobs(request, *self._limits, self._never)
+        return await self._submit(request, 0)
+
+    @override
+    async def tops(self, request: LogprobsRequest) -> list[Top]:
+        check_logprobs(request, *self._limits, self._never)
+        found = await self._submit(request, 0, wants_tops=True)
+        return [Top(own, int(best), most) for own, best, most in found]
+
+    @abstractmethod
+    async def _submit(
+        self, request: SampleRequest | LogprobsRequest, limit: int, wants_tops: bool = False
+    ) -> Any:  # noqa: ANN401 - an action, or floats, or three numbers per token
+        """Return the result of a request, of which at most `limit` tokens are sampled."""
 
 
 class Requests(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import anyio
 import numpy as np
@@ -28,14 +28,11 @@ from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.errors import ConfigError, EngineError, with_class
 from es_cookbook.common.terminal import interrupted, say_once
 from es_cookbook.engines.base import (
-    Engine,
     EngineTraits,
     LogprobsRequest,
+    QueuedEngine,
     SampleRequest,
-    Top,
     Usage,
-    check_logprobs,
-    check_sample,
 )
 from es_cookbook.engines.torch.flat import FlatForward, new_cache
 from es_cookbook.engines.torch.gpu.graphs import Capture, CapturedForward, CudaCapture
@@ -56,7 +53,6 @@ from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.factors import StoredAdapter
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
-from es_cookbook.rl.types import Action
 
 
 def load(
@@ -175,7 +171,7 @@ def captures(device: torch.device) -> Callable[[], Capture] | None:
     return partial(CudaCapture, device) if device.type == "cuda" else None
 
 
-class TorchEngine(Engine):
+class TorchEngine(QueuedEngine):
     """The embedded engine: runs requests on its lanes.
 
     Args:
@@ -244,22 +240,6 @@ class TorchEngine(Engine):
             await asyncio.to_thread(self._weights.load, genomes_G)
 
     @override
-    async def sample(self, request: SampleRequest) -> Action:
-        limit = check_sample(request, *self._limits)
-        return cast(Action, await self._submit(request, limit))
-
-    @override
-    async def logprobs(self, request: LogprobsRequest) -> list[float]:
-        check_logprobs(request, *self._limits, self._never)
-        return cast("list[float]", await self._submit(request, limit=0))
-
-    @override
-    async def tops(self, request: LogprobsRequest) -> list[Top]:
-        check_logprobs(request, *self._limits, self._never)
-        found = await self._submit(request, limit=0, wants_tops=True)
-        return [Top(own, int(best), most) for own, best, most in cast(Any, found)]
-
-    @override
     async def apply(self, step: Step) -> int:
         with self._changing("move the centre"), self.spans.span(self.label, "apply"):
             return await asyncio.to_thread(self._weights.apply, step)
@@ -322,6 +302,7 @@ class TorchEngine(Engine):
             self._prefixes.clear()
             yield
 
+    @override
     async def _submit(
         self, request: SampleRequest | LogprobsRequest, limit: int, wants_tops: bool = False
     ) -> Answer:

@@ -16,7 +16,7 @@ import mmap
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -35,6 +35,8 @@ PASS_TOKENS = 256
 """Tokens of one forward pass; more are no faster on a CPU."""
 NO_ROOM = 1
 """What `decode` returns if keys and values fill the context."""
+PassToken: TypeAlias = tuple[int, int, int, bool]
+"""A token of a forward pass, its position, its sequence, and whether its logits are wanted."""
 _WORD = ctypes.sizeof(Pointer)
 _BEHIND_SOURCES = 4
 """Words at a tensor's end that are not looked at."""
@@ -84,7 +86,7 @@ class Session:
 
     def use_adapter(self, is_on: bool) -> None:
         """Take the factors in shared memory, or none; forget all sequences."""
-        self._clear()
+        self._library.memory_clear(self._library.get_memory(self._context), False)
         if is_on:
             address, write = self._address, self._library.function("ggml_backend_tensor_set")
             for place, size in self._tensors:
@@ -93,22 +95,14 @@ class Session:
         self._set_adapter(self._context, is_on)
 
     def decode(
-        self,
-        begun: Sequence[tuple[int, int, int]],
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        sequences: Sequence[int],
-        has_output: Sequence[bool],
+        self, begun: Sequence[tuple[int, int, int]], tokens: Sequence[PassToken]
     ) -> dict[str, int]:
-        """Decode tokens; logits of those with an output go into shared memory, in order.
+        """Decode tokens; the wanted logits go into shared memory, in order.
 
         Args:
             begun: (sequence, another one, number of tokens): sequences that begin anew, with the
                 first tokens of another or of themselves.
             tokens: at most `PASS_TOKENS`.
-            positions: their positions.
-            sequences: their sequences.
-            has_output: whether logits are wanted.
         """
         memory = self._library.get_memory(self._context)
         for sequence, source, kept in begun:
@@ -117,9 +111,9 @@ class Session:
                 self._library.memory_seq_cp(memory, source, sequence, 0, kept)
             else:
                 self._library.memory_seq_rm(memory, sequence, kept, -1)
-        status = self._run(self._context, tokens, positions, sequences, has_output)
+        status = self._run(self._context, tokens)
         if status == 0:
-            size = sum(has_output) * self._vocabulary * 4
+            size = sum(is_wanted for *_, is_wanted in tokens) * self._vocabulary * 4
             start = self._address + sum(size for _, size in self._tensors)
             ctypes.memmove(start, self._library.get_logits(self._context), size)
         elif status != NO_ROOM:
@@ -129,9 +123,6 @@ class Session:
     @property
     def _address(self) -> int:
         return self._shared.ctypes.data
-
-    def _clear(self) -> None:
-        self._library.memory_clear(self._library.get_memory(self._context), False)
 
     def _set_adapter(self, context: Pointer, is_on: bool) -> None:
         adapters, scales = (Pointer * 1)(self._adapter), (ctypes.c_float * 1)(1.0)
@@ -145,26 +136,19 @@ class Session:
         params.n_threads = params.n_threads_batch = self._threads
         params.flash_attn_type = FLASH_ATTENTION_IF_POSSIBLE
         params.kv_unified = True  # Sequences share the tokens of a common prefix.
-        if callback is not None:
-            params.cb_eval = callback
+        params.cb_eval = callback
         context = self._library.init_from_model(self._model, params)
         self._check(context, f"has no memory for a context of {cells:,} tokens")
         return context
 
-    def _run(
-        self,
-        context: Pointer,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        sequences: Sequence[int],
-        has_output: Sequence[bool],
-    ) -> int:
+    def _run(self, context: Pointer, tokens: Sequence[PassToken]) -> int:
+        ids, positions, sequences, is_wanted = zip(*tokens, strict=True)
         number, place = np.array(sequences, np.int32), np.arange(len(tokens))
         of_token = (number.ctypes.data + number.itemsize * place).astype(np.uintp)
         counts = np.ones(len(tokens), np.int32)
         arrays = (
-            *(np.array(tokens, np.int32), None, np.array(positions, np.int32), counts),
-            *(of_token, np.array(has_output, np.int8)),
+            *(np.array(ids, np.int32), None, np.array(positions, np.int32), counts),
+            *(of_token, np.array(is_wanted, np.int8)),
         )
         pointers = (None if each is None else each.ctypes.data for each in arrays)
         return self._library.decode(context, Batch(len(tokens), *pointers))
@@ -183,7 +167,7 @@ class Session:
         callback = EvalCallback(see)
         context = self._new_context(PASS_TOKENS, 1, ctypes.cast(callback, Pointer))
         self._set_adapter(context, True)
-        self._run(context, [0], [0], [0], [True])
+        self._run(context, [(0, 0, 0, True)])
         self._library.free(context)
         return places
 

@@ -19,7 +19,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import ConfigError, ModelError
+from es_cookbook.common.errors import ConfigError, ModelError, not_installed
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.terminal import GIB
 from es_cookbook.engines.base import EngineBuilder, Requests
@@ -81,10 +81,7 @@ class LlamaCppEngineBuilder(EngineBuilder):
             ModelError: The model is no GGUF file.
         """
         if importlib.util.find_spec(PACKAGE) is None:
-            raise ConfigError(
-                f"engine=llama_cpp needs {PACKAGE}, which is not installed: pip install "
-                "'es-cookbook[llama-cpp]'"
-            )
+            raise not_installed("engine=llama_cpp", PACKAGE, "es-cookbook[llama-cpp]")
         if (file := gguf_file(model_name)) is None:
             raise ModelError(
                 f"model_name: engine=llama_cpp runs GGUF files, and {model_name!r:.300} is none; "
@@ -95,7 +92,11 @@ class LlamaCppEngineBuilder(EngineBuilder):
     @override
     def check_space(self, search_space: "SearchSpaceBuilder", max_terms: int = 1) -> None:
         if not search_space.has_adapter:
-            raise _unhosted(search_space)
+            raise ConfigError(
+                f"search_space: engine=llama_cpp cannot host {type(search_space).__name__}, "
+                "because the model's own weights stay as they are in the file; use "
+                "search_space=adapter"
+            )
 
     @override
     async def needs(
@@ -128,10 +129,3 @@ class LlamaCppEngineBuilder(EngineBuilder):
             await engine.close()
             raise
         return engine
-
-
-def _unhosted(search_space: "SearchSpaceBuilder") -> ConfigError:
-    return ConfigError(
-        f"search_space: engine=llama_cpp cannot host {type(search_space).__name__}, because the "
-        "model's own weights stay as they are in the file; use search_space=adapter"
-    )

@@ -24,15 +24,12 @@ from es_cookbook.checkpoints.models import load_causal_lm, save_model
 from es_cookbook.common.errors import ConfigError, EngineError, ModelError
 from es_cookbook.common.terminal import show_bytes
 from es_cookbook.engines.base import (
-    Engine,
     EngineTraits,
     LogprobsRequest,
+    QueuedEngine,
     SampleRequest,
     Target,
-    Top,
     Usage,
-    check_logprobs,
-    check_sample,
 )
 from es_cookbook.engines.torch.slots import choose_tokens, token_logprobs, tops
 from es_cookbook.evolution.genome import Genome, Step
@@ -46,18 +43,11 @@ from es_cookbook.rl.types import Action
 _CAPACITY = 2**16
 """Genomes, of which only seeds are kept."""
 _LONGEST = 4096
-_COUNTERS: tuple[str, ...] = (
-    "tokens",
-    "requests",
-    "prefilled_tokens",
-    "cached_tokens",
-    "load_seconds",
-)
 Answer: TypeAlias = Action | list[Any]
 """Answer to a sample request, or to a logprobs request."""
 
 
-class LlamaCppEngine(Engine):
+class LlamaCppEngine(QueuedEngine):
     """An engine on llama.cpp; call `open` before anything else.
 
     Args:
@@ -97,7 +87,8 @@ class LlamaCppEngine(Engine):
         self._process: LlamaProcess | None = None
         self._thread: threading.Thread | None = None
         self._closing = False
-        self._counters = dict.fromkeys(_COUNTERS, 0.0)
+        counted = ("tokens", "requests", "prefilled_tokens", "cached_tokens", "load_seconds")
+        self._counters: dict[str, float] = dict.fromkeys(counted, 0.0)
 
     async def open(self, file: Path, *, threads: int, gpu_layers: int, repack: bool) -> None:
         """Start the process, and have it map the model's file.
@@ -140,22 +131,6 @@ class LlamaCppEngine(Engine):
             self._genomes_G = [*genomes_G]
             if self._target not in ("base", "centre"):
                 self._target = None
-
-    @override
-    async def sample(self, request: SampleRequest) -> Action:
-        limit = check_sample(request, *self._limits)
-        return cast(Action, await self._submit(request, limit))
-
-    @override
-    async def logprobs(self, request: LogprobsRequest) -> list[float]:
-        check_logprobs(request, *self._limits, self._never)
-        return cast("list[float]", await self._submit(request, 0))
-
-    @override
-    async def tops(self, request: LogprobsRequest) -> list[Top]:
-        check_logprobs(request, *self._limits, self._never)
-        found = await self._submit(request, 0, wants_tops=True)
-        return [Top(own, int(best), most) for own, best, most in cast("list[Any]", found)]
 
     @override
     async def apply(self, step: Step) -> int:
@@ -212,6 +187,7 @@ class LlamaCppEngine(Engine):
             await asyncio.to_thread(self._thread.join, 60.0)
         self._lose(EngineError("the engine was closed while this request was in flight"))
 
+    @override
     async def _submit(
         self, request: SampleRequest | LogprobsRequest, limit: int, wants_tops: bool = False
     ) -> Answer:
@@ -242,7 +218,8 @@ class LlamaCppEngine(Engine):
                 self._serve(self._process, target)
             except Exception as error:  # Its callers get it.
                 if not self._closing:
-                    self._loop.call_soon_threadsafe(self._failed, error, self._process)
+                    failed = self._failed(error, self._process)
+                    self._ending = asyncio.run_coroutine_threadsafe(failed, self._loop)
                 if isinstance(error, Ended):
                     return
             self.spans.add(self.label, "sample", began, time.perf_counter())
@@ -284,8 +261,7 @@ class LlamaCppEngine(Engine):
     def _admit(self, queue: deque[Work]) -> bool:
         """Give free rows to requests that wait; returns whether any runs."""
         with self._changed:
-            running = [row for row in self._rows if row.work is not None]
-            for row in running:
+            for row in self._rows:
                 if row.work is not None and row.work.future.cancelled():
                     row.end()
             used = sum(row.work.length for row in self._rows if row.work is not None)
@@ -309,17 +285,16 @@ class LlamaCppEngine(Engine):
             self._counters["prefilled_tokens"] += len(work.given) - kept
             if isinstance(work.request, SampleRequest) and work.request.progress:
                 work.request.progress.cached_tokens = kept
-        found = next_pass(self._rows, PASS_TOKENS, len(self._rows))
-        arrays = found.tokens, found.positions, found.sequences, found.has_output
-        if process.order("decode", begun, *arrays)["status"] == NO_ROOM:
+        tokens, outputs = next_pass(self._rows, PASS_TOKENS, len(self._rows))
+        if process.order("decode", begun, tokens)["status"] == NO_ROOM:
             idle = [row for row in self._rows if row.work is None or not row.is_begun]
             for row in idle:
                 row.tokens = []
             again = [(row.number, row.number, 0) for row in idle]
-            if process.order("decode", again, *arrays)["status"] == NO_ROOM:
+            if process.order("decode", again, tokens)["status"] == NO_ROOM:
                 raise EngineError(f"llama.cpp has no room in a context of {self._cells:,} tokens")
-        if found.outputs:
-            self._take(process, found.outputs)
+        if outputs:
+            self._take(process, outputs)
 
     def _take(self, process: LlamaProcess, outputs: Sequence[tuple[Row, int]]) -> None:
         logits = torch.from_numpy(process.logits[: len(outputs)])
@@ -379,17 +354,14 @@ class LlamaCppEngine(Engine):
 
     # What follows runs on the event loop again.
 
-    def _failed(self, error: Exception, process: LlamaProcess) -> None:
-        if not isinstance(error, Ended):
+    async def _failed(self, error: Exception, process: LlamaProcess) -> None:
+        if isinstance(error, Ended):
+            self._usage.closed = True  # Nothing would answer later requests.
+            failure = await process.failure()
+        else:
             failure = EngineError(f"llama.cpp's engine failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
-            self._lose(failure)
-            return
-        self._usage.closed = True  # Nothing would answer later requests.
-        self._ending = asyncio.ensure_future(self._say_how(process))
-
-    async def _say_how(self, process: LlamaProcess) -> None:
-        self._lose(await process.failure())
+        self._lose(failure)
 
     def _lose(self, error: EngineError) -> None:
         """Fail all requests."""

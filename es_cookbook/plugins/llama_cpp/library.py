@@ -159,21 +159,16 @@ def open_library() -> Library:
     Raises:
         Refused: It is not installed, cannot be loaded, or is of an unknown version.
     """
-    if (path := library_path()) is None:
-        raise Refused(f"{PACKAGE} is not installed: pip install 'es-cookbook[llama-cpp]'")
-    try:
-        return Library(ctypes.CDLL(str(path)))
-    except OSError as error:
-        raise Refused(f"{_version()} cannot be loaded: {error}") from error
-
-
-def library_path() -> Path | None:
-    """Return the library's file; None if the package is not installed."""
     spec = importlib.util.find_spec(PACKAGE)
     folders = [] if spec is None else [*(spec.submodule_search_locations or [])]
     names = (f"{PACKAGE}*.so", f"{PACKAGE}*.pyd")
     files = [file for folder in folders for name in names for file in Path(folder).glob(name)]
-    return next(iter(files), None)
+    if not files:
+        raise Refused(f"{PACKAGE} is not installed: pip install 'es-cookbook[llama-cpp]'")
+    try:
+        return Library(ctypes.CDLL(str(files[0])))
+    except OSError as error:
+        raise Refused(f"{_version()} cannot be loaded: {error}") from error
 
 
 def _version() -> str:

@@ -55,9 +55,8 @@ class Model:
     @property
     def dtype(self) -> str:
         """The dtype of the dequantised weights."""
-        return dtype_name(
-            cast("torch.dtype | None", self.architecture.config.dtype) or torch.float32
-        )
+        dtype = cast("torch.dtype | None", self.architecture.config.dtype)
+        return dtype_name(dtype or torch.float32)
 
     @property
     def bytes_per_token(self) -> int:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch.slots import token_uniforms
+from es_cookbook.plugins.llama_cpp.child import PassToken
 
 _WORTH_WAITING = 8
 """Tokens of a prefix for which a request waits until another has computed them."""
@@ -85,21 +86,6 @@ class Row:
         self.work, self.waiting, self.is_begun = None, [], False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Pass:
-    """Tokens of one forward pass, by row, and the rows that begin with a prefix of another.
-
-    Attributes:
-        outputs: row and position of the tokens whose logits are returned, in order.
-    """
-
-    tokens: list[int] = dataclasses.field(default_factory=list[int])
-    positions: list[int] = dataclasses.field(default_factory=list[int])
-    sequences: list[int] = dataclasses.field(default_factory=list[int])
-    has_output: list[bool] = dataclasses.field(default_factory=list[bool])
-    outputs: list[tuple[Row, int]] = dataclasses.field(default_factory=list[tuple[Row, int]])
-
-
 def begin(rows: Sequence[Row]) -> list[tuple[int, int, int]]:
     """Give rows that have not begun the longest prefix there is; returns (row, from, tokens)."""
     begun: list[tuple[int, int, int]] = []
@@ -123,24 +109,27 @@ def begin(rows: Sequence[Row]) -> list[tuple[int, int, int]]:
     return begun
 
 
-def next_pass(rows: Sequence[Row], most_tokens: int, most_outputs: int) -> Pass:
-    """Take tokens that wait, row after row, as many as fit."""
-    found = Pass()
+def next_pass(
+    rows: Sequence[Row], most_tokens: int, most_outputs: int
+) -> tuple[list[PassToken], list[tuple[Row, int]]]:
+    """Take tokens that wait, row after row, as many as fit.
+
+    Returns:
+        The tokens, and row and position of those whose logits are wanted, in order.
+    """
+    tokens: list[PassToken] = []
+    outputs: list[tuple[Row, int]] = []
     for row in rows:
-        while row.waiting and len(found.tokens) < most_tokens:
+        while row.waiting and len(tokens) < most_tokens:
             place = len(row.tokens)
             wants = row.wants_output(place)
-            if wants and len(found.outputs) == most_outputs:
+            if wants and len(outputs) == most_outputs:
                 break
             if wants:
-                found.outputs.append((row, place))
-            token = row.waiting.pop(0)
-            row.tokens.append(token)
-            found.tokens.append(token)
-            found.positions.append(place)
-            found.sequences.append(row.number)
-            found.has_output.append(wants)
-    return found
+                outputs.append((row, place))
+            row.tokens.append(row.waiting.pop(0))
+            tokens.append((row.tokens[-1], place, row.number, wants))
+    return tokens, outputs
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:

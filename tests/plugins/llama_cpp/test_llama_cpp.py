@@ -234,12 +234,12 @@ def test_requests_wait_for_a_prefix_that_another_computes() -> None:
     common = range(100, 120)
     rows = [Row(i, work=work(*common, i)) for i in range(3)]
     assert begin(rows) == [(0, 0, 0)]
-    first = next_pass(rows, 256, 3)
-    assert first.tokens == [*common, 0] and first.has_output == [False] * 20 + [True]
+    first, _ = next_pass(rows, 256, 3)
+    assert first == [(t, i, 0, i == 20) for i, t in enumerate([*common, 0])]
     assert begin(rows) == [(1, 0, 20), (2, 0, 20)]
-    second = next_pass(rows, 256, 3)
-    assert second.tokens == [1, 2] and second.positions == [20, 20]
-    assert [row.number for row, _ in second.outputs] == [1, 2]
+    second, outputs = next_pass(rows, 256, 3)
+    assert [(token, place) for token, place, *_ in second] == [(1, 20), (2, 20)]
+    assert [row.number for row, _ in outputs] == [1, 2]
 
 
 def test_a_pass_has_at_most_so_many_tokens() -> None:
@@ -247,7 +247,7 @@ def test_a_pass_has_at_most_so_many_tokens() -> None:
     begin(rows)
     sizes = []
     while rows[0].waiting:
-        sizes.append(len(next_pass(rows, 4, 1).tokens))
+        sizes.append(len(next_pass(rows, 4, 1)[0]))
     assert sizes == [4, 4, 2]
 
 
