@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import chz
 
-from es_cookbook.common.checks import LEAST, MOST, check_range
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names
 from es_cookbook.common.registry import Registered
@@ -186,36 +186,6 @@ class WarmUp(Schedule):
 
     def __call__(self, generation: int, num_generations: int) -> float:
         return warmup(generation, self.over) * self.then(generation, num_generations)
-
-
-def check_temperatures(
-    schedule: Schedule, temperature: float, num_generations: int, least: float = LEAST
-) -> None:
-    """Check that no generation becomes greedy by a schedule of `sampling.temperature`.
-
-    Args:
-        schedule: the factor on the temperature.
-        temperature: `sampling.temperature`.
-        num_generations: the length of the run.
-        least: the lowest temperature above 0 that the engine samples at.
-
-    Raises:
-        ConfigError: The temperature is 0, or is too low or high in some generation.
-    """
-    if isinstance(schedule, Constant):
-        return
-    if not temperature:
-        raise ConfigError(
-            "temperature_schedule is a factor on sampling.temperature, which is 0 (greedy): "
-            "set that above 0"
-        )
-    for generation in range(num_generations):
-        found = temperature * schedule(generation, num_generations)
-        if not max(LEAST, least) <= found <= MOST:
-            raise ConfigError(
-                "temperature_schedule must stay above 0 (which would be greedy), from "
-                f"{max(LEAST, least):g} to {MOST:g}, found {found:g} in generation {generation}"
-            )
 
 
 def progress(generation: int, num_generations: int) -> float:

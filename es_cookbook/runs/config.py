@@ -17,7 +17,7 @@ import anyio
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import LEAST, MOST, check_range
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names, with_each
@@ -25,7 +25,7 @@ from es_cookbook.common.terminal import say_once
 from es_cookbook.engines.base import ENGINE_NAMES, Engine, EngineBuilder
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
 from es_cookbook.evolution.optimizers.base import AUTO, Optimizer, OptimizerBuilder, OptimizerNames
-from es_cookbook.evolution.schedules import Constant, Schedule, check_temperatures, schedule_field
+from es_cookbook.evolution.schedules import Constant, Schedule, schedule_field
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpace, SearchSpaceBuilder
 from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.population.sampler import PopulationSampler
@@ -184,6 +184,28 @@ class RunConfig(ABC):
         """Return the sampling parameters of a generation."""
         return self.sampling
 
+    def check_temperatures(self, schedule: Schedule) -> None:
+        """Check that no generation becomes greedy by a schedule of `sampling.temperature`.
+
+        Raises:
+            ConfigError: The temperature is 0, or is too low or high in some generation.
+        """
+        if isinstance(schedule, Constant):
+            return
+        if not self.sampling.temperature:
+            raise ConfigError(
+                "temperature_schedule is a factor on sampling.temperature, which is 0 (greedy): "
+                "set that above 0"
+            )
+        least = max(LEAST, self.engine.least_temperature)
+        for generation in range(self.num_generations):
+            found = self.sampling.temperature * schedule(generation, self.num_generations)
+            if not least <= found <= MOST:
+                raise ConfigError(
+                    "temperature_schedule must stay above 0 (which would be greedy), from "
+                    f"{least:g} to {MOST:g}, found {found:g} in generation {generation}"
+                )
+
     def sampler(
         self,
         engine: Engine,
@@ -282,12 +304,7 @@ class Config(RunConfig):
             )
         self.optimizer.check_run(self.search_space, self.num_generations)
         self.engine.check_space(self.search_space, getattr(self.optimizer, "max_terms", 1))
-        check_temperatures(
-            self.temperature_schedule,
-            self.sampling.temperature,
-            self.num_generations,
-            self.engine.least_temperature,
-        )
+        self.check_temperatures(self.temperature_schedule)
         self._check_pairs()
         if self.surrogate is not None:
             self._check_surrogate(self.surrogate)

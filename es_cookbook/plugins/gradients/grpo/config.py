@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.evolution.schedules import Schedule, check_temperatures, schedule_field
+from es_cookbook.evolution.schedules import Schedule, schedule_field
 from es_cookbook.plugins.gradients.gradient_config import GradientConfig
 from es_cookbook.rl.types import SamplingParams
 
@@ -46,12 +46,7 @@ class Config(GradientConfig):
                 "sampling.temperature must be above 0, found 0: greedy answers to a problem are "
                 "all equal"
             )
-        check_temperatures(
-            self.temperature_schedule,
-            self.sampling.temperature,
-            self.num_generations,
-            self.engine.least_temperature,
-        )
+        self.check_temperatures(self.temperature_schedule)
 
     @override
     def sampling_at(self, generation: int) -> SamplingParams:
