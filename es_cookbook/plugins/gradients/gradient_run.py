@@ -15,7 +15,7 @@ The learner is given by the caller (`Learns`): our `Learner`, or TRL's trainer.
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -262,10 +262,10 @@ class Gradients(Mover[GradientRun[_Learner]], Generic[_Learner]):
         learn_tokens_alone(model, engine.tokenizer)
         learner = self._make_learner(model, engine)
         if checkpoint is not None:
-            stored = load_causal_lm(str(checkpoint.model), "float32", torch.device("cpu"))
+            stored = stored_weights(checkpoint, learner.weights)
             with torch.no_grad():
                 for weight_name, weight in learner.weights.items():
-                    weight.copy_(stored.get_parameter(weight_name))
+                    weight.copy_(stored[weight_name])
             learner.load_moments(checkpoint.path)
             await take_weights(engine, learner.weights, self.log_path)
         return learner
@@ -277,6 +277,12 @@ def _on_all_cores(learn: Callable[[_Learner], Metrics], learner: _Learner) -> Me
     measured = learn(learner)
     trim()
     return measured
+
+
+def stored_weights(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """Return weights of a checkpoint by name, float32 on the CPU."""
+    model = load_causal_lm(str(checkpoint.model), "float32", torch.device("cpu"))
+    return {name: model.get_parameter(name) for name in names}
 
 
 async def take_weights(engine: Engine, weights: Mapping[str, torch.Tensor], log_path: Path) -> None:

@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
@@ -166,10 +167,9 @@ class Learner:
 
         The numbers are the log-probability at sampling, the weight and the count.
         """
-        device, length = self.model.device, max(len(example.tokens_T) for example in part)
-        tokens_B_T = torch.zeros(len(part), length, dtype=torch.long)
-        for tokens_T, example in zip(tokens_B_T, part, strict=True):
-            tokens_T[: len(example.tokens_T)] = torch.tensor(example.tokens_T)
+        device, rows = self.model.device, [torch.tensor(example.tokens_T) for example in part]
+        tokens_B_T = pad_sequence(rows, batch_first=True)
+        length = tokens_B_T.shape[1]
         with self._computing():
             states_B_T_D = self._halves.hidden(tokens_B_T.to(device))
         learned = [(b, t) for b, example in enumerate(part) for t in learned_places(example)]

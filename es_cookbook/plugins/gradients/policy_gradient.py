@@ -257,11 +257,6 @@ class Config(GradientConfig):
             )
         self.objective.check(self.attempts, self.sampling.temperature)
 
-    @property
-    def at_k(self) -> PassAtK | None:
-        """The objective, unless it is the mean reward."""
-        return self.objective if isinstance(self.objective, PassAtK) else None
-
     @chz.validate
     def _sampling(self) -> None:
         if isinstance(self.method, Weighted):
@@ -288,13 +283,14 @@ async def main(config: Config) -> None:
     from es_cookbook.plugins.gradients.gradient_run import Gradients  # with torch
     from es_cookbook.runs.setup import opened
 
+    at_k = config.objective if isinstance(config.objective, PassAtK) else None
     async with opened(Gradients(config, partial(learner_of, config))) as run:
         if run is None:
             return
         for generation in run.generations:
             problems_P = run.dataset.get_batch(generation)
             groups_P = await run.rollout(generation, problems_P)
-            batch = Batch(problems_P, groups_P, run.engine.tokenizer, config.at_k)
+            batch = Batch(problems_P, groups_P, run.engine.tokenizer, at_k)
             examples, share = await config.method.examples(batch)
             learns = partial(learn, config, generation, examples, share)
             await run.record(generation, groups_P, await run.learn(generation, learns))

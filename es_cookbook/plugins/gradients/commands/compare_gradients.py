@@ -351,22 +351,13 @@ async def _opened(config: AnyConfig, is_base: bool) -> AsyncGenerator[Engine]:
         if rebuilt is not None:
             await rebuilt.go_to(len(rebuilt.run.records))
         elif not is_base:
-            await _take_checkpoint(engine, Path(config.log_path))
+            from es_cookbook.plugins.gradients.gradient_run import stored_weights, take_weights
+
+            checkpoint = latest_checkpoint(Path(config.log_path))
+            assert checkpoint is not None, "a complete run has one"
+            weights = stored_weights(checkpoint, engine.space.shapes)
+            await take_weights(engine, weights, Path(config.log_path))
         yield engine
-
-
-async def _take_checkpoint(engine: Engine, log_path: Path) -> None:
-    import torch
-
-    from es_cookbook.checkpoints.models import load_causal_lm
-    from es_cookbook.plugins.gradients.gradient_run import take_weights
-
-    checkpoint = latest_checkpoint(log_path)
-    assert checkpoint is not None, "a complete run has one"
-    model = load_causal_lm(str(checkpoint.model), "float32", torch.device("cpu"))
-    parameters: Mapping[str, torch.Tensor] = dict(model.named_parameters())
-    weights = {name: parameters[name] for name in engine.space.shapes}
-    await take_weights(engine, weights, log_path)
 
 
 def main(compare: CompareGradients, fields: Mapping[str, str]) -> None:

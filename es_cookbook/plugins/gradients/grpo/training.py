@@ -90,6 +90,9 @@ _COLUMNS = {
 class _TrainedByTRL:
     """A model whose named weights TRL's trainer trains.
 
+    Attributes:
+        kept: the model's configs, each with values that TRL changes and checkpoints keep.
+
     Raises:
         ConfigError: There is no parameter of such a name.
     """
@@ -97,7 +100,9 @@ class _TrainedByTRL:
     def __init__(self, model: PreTrainedModel, engine: Engine) -> None:
         self.model = model
         self.weights = trained_weights(model, engine.space.shapes)
-        self.kept = kept_settings(model)
+        configs = model.config, model.config.get_text_config(), model.generation_config
+        places = [vars(config) for config in configs]
+        self.kept = [(place, {n: place[n] for n in _KEPT if n in place}) for place in places]
         self.checkpoint: Path | None = None
         self.trainer: _Trainer | None = None
 
@@ -108,13 +113,6 @@ class _TrainedByTRL:
     def save_moments(self, directory: Path) -> None:
         assert self.trainer is not None
         self.trainer.save_state_in(directory)
-
-
-def kept_settings(model: PreTrainedModel) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return the model's configs with values that TRL changes and checkpoints keep."""
-    configs = model.config, model.config.get_text_config(), model.generation_config
-    places = [vars(config) for config in configs]
-    return [(place, {n: place[n] for n in _KEPT if n in place}) for place in places]
 
 
 async def train(config: Config) -> None:
