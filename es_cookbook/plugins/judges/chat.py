@@ -127,9 +127,8 @@ class ChatServer:
                     httpx2.AsyncClient(verify=_certificates(), timeout=None) as client,
                     client.stream("POST", url, headers=headers, content=body) as reply,
                 ):
-                    if (
-                        encoding := reply.headers.get("content-encoding", "identity")
-                    ) != "identity":
+                    encoding = reply.headers.get("content-encoding", "identity")
+                    if encoding != "identity":
                         raise AskAgainError(f"a reply compressed by {encoding!r:.20}")
                     async for chunk in reply.aiter_raw():
                         received += chunk

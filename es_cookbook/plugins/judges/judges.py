@@ -173,14 +173,8 @@ class ServerJudge(JudgeServer, PairJudge):
 
     @override
     async def prefers_first(self, message: str, policy: Policy, tokenizer: Tokenizer) -> float:
-        return await self.reply(
-            message, functools.partial(verdict_in, verdicts=self.verdicts), "verdict"
-        )
-
-    @override
-    def check(self) -> None:
-        if not self.model:
-            raise ConfigError("judge=server needs a model: the name of one that the server has")
+        read = functools.partial(verdict_in, verdicts=self.verdicts)
+        return await self.reply(message, read, "verdict")
 
 
 _SAYS = (

@@ -98,6 +98,17 @@ class JudgeServer:
         check_range(self, "temperature", "backoff", at_least=0)
         check_range(self, "max_tokens", "attempts", "max_concurrent", at_least=1)
 
+    def check(self) -> None:
+        """Refuse, before a run, to be asked without a model.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        if not self.model:
+            raise ConfigError(
+                f"the judge at {self.url} needs model=..., the name of one that the server has"
+            )
+
     async def reply(self, message: str, read: Callable[[str], _T], what: str) -> _T:
         """Ask the judge; returns `read(reply)`.
 
@@ -160,11 +171,6 @@ class Judge(JudgeServer, Reward):
         message = filled_message(self.template, {TEXT: spoken(text)}, row)
         mark = functools.partial(mark_in, best=self.best)
         return await self.reply(message, mark, "mark") / self.best
-
-    @override
-    def check(self) -> None:
-        if not self.model:
-            raise ConfigError("reward=judge needs a model: the name of one that the server has")
 
     @override
     def check_row(self, row: Fields) -> None:

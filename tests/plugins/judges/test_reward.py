@@ -111,7 +111,7 @@ def test_what_cannot_judge_is_refused(options: dict[str, Any], sentence: str) ->
 
 def test_rows_and_names_are_checked_before_a_run() -> None:
     Judge(model="m").check()
-    with pytest.raises(ConfigError, match="reward=judge needs a model"):
+    with pytest.raises(ConfigError, match="needs model="):
         Judge().check()
     with pytest.raises(DataError, match="field 'question' is missing; did you mean 'questions'"):
         Judge().check_row({"questions": "6 * 7?"})
