@@ -122,7 +122,9 @@ class _OffsetsBuilder(OptimizerBuilder):
 
 
 class _OffsetsOptimizer(Optimizer):
-    """Asks and tells a distribution, which a subclass holds."""
+    """Asks and tells a distribution: `_strategy`, an object of the library, which has its mean."""
+
+    _strategy: Any
 
     def __init__(self, config: _OffsetsBuilder, run_seed: int, dimension: int) -> None:
         self._config = config
@@ -144,10 +146,6 @@ class _OffsetsOptimizer(Optimizer):
     @abstractmethod
     def update(self, points_G: Sequence[Floats], ranks_G: Sequence[int]) -> None:
         """Move the distribution towards the points of low rank."""
-
-    @abstractmethod
-    def mean(self) -> Floats:
-        """Return a copy of the present distribution's mean."""
 
     @override
     def begin_after(self, steps: Sequence[Step]) -> None:
@@ -190,7 +188,7 @@ class _OffsetsOptimizer(Optimizer):
         # A stable sort: which of two equals comes first must not depend on the machine.
         best_first = np.argsort(np.where(np.isnan(fitness_G), np.inf, -fitness_G), kind="stable")
         self.update(self._points_G, np.argsort(best_first).tolist())
-        before, self._mean = self._mean, self.mean()
+        before, self._mean = self._mean, np.array(self._strategy.mean)
         moved = math.sqrt(float(np.mean((self._mean - before) ** 2)))
         return Step(rule=OffsetsRule(Offsets.of(self._mean), moved))
 
@@ -233,9 +231,7 @@ class CMA(_OffsetsBuilder):
 class _CMAOptimizer(_OffsetsOptimizer):
     """Samples and updates with the `cma` package."""
 
-    def __init__(self, config: _OffsetsBuilder, run_seed: int, dimension: int) -> None:
-        self._seed, self._draws = 0, 0
-        super().__init__(config, run_seed, dimension)
+    _seed = _draws = 0
 
     @override
     def start(self, mean: Floats) -> None:
@@ -264,10 +260,6 @@ class _CMAOptimizer(_OffsetsOptimizer):
     def update(self, points_G: Sequence[Floats], ranks_G: Sequence[int]) -> None:
         with warnings.catch_warnings(action="ignore"):
             self._strategy.tell(points_G, [float(rank) for rank in ranks_G])
-
-    @override
-    def mean(self) -> Floats:
-        return np.array(self._strategy.mean)
 
     def _normals(self, *shape: int) -> Floats:
         """Return standard-normal numbers, different ones at each call of a generation."""
@@ -320,7 +312,3 @@ class _SepCMAOptimizer(_OffsetsOptimizer):
     @override
     def update(self, points_G: Sequence[Floats], ranks_G: Sequence[int]) -> None:
         self._strategy.tell(list(zip(points_G, map(float, ranks_G), strict=True)))
-
-    @override
-    def mean(self) -> Floats:
-        return self._strategy.mean.copy()

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from es_cookbook.common.errors import ESCookbookError, RequestError, leaves
-from es_cookbook.plugins.endpoint.endpoint import Endpoint
+from es_cookbook.plugins.endpoint.endpoint import Endpoint, wrong_key
 from es_cookbook.plugins.endpoint.replies import Piece, Reply, as_text, event
 from es_cookbook.plugins.endpoint.requests import (
     Json,
@@ -141,11 +141,7 @@ def _checked_key(request: Request, endpoint: Endpoint) -> str:
     """Return the key, which is checked before the body is read."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key:
-        raise RefusedRequest(
-            "there is no key: send it as `Authorization: Bearer KEY`",
-            status=401,
-            code="invalid_api_key",
-        )
+        raise wrong_key("there is no key: send it as `Authorization: Bearer KEY`")
     endpoint.check(key)
     return key
 

@@ -103,9 +103,7 @@ def check_name(name: str, names: Sequence[str]) -> None:
         )
 
 
-def wrong_key() -> RefusedRequest:
-    return RefusedRequest(
-        "the key is wrong: send the one that the server printed, as `Authorization: Bearer KEY`",
-        status=401,
-        code="invalid_api_key",
-    )
+def wrong_key(
+    why: str = "the key is wrong: send what the server printed, as `Authorization: Bearer KEY`",
+) -> RefusedRequest:
+    return RefusedRequest(why, status=401, code="invalid_api_key")

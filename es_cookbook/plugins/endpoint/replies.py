@@ -144,9 +144,8 @@ class Reply:
         if request.echo:
             shown = self.tokenizer.decode(list(prompt.tokens_T), skip_special_tokens=True)
             text = f"{shown}{text}"
-        logprobs = None
-        if request.draw.logprobs:
-            logprobs = self._logprobs(prompt, answer, request.tops)
+        wanted = request.draw.logprobs
+        logprobs = self._logprobs(prompt, answer, request.tops) if wanted else None
         return {"index": at, "text": text, "logprobs": logprobs, "finish_reason": answer.finish}
 
     def message(self, at: int) -> dict[str, object]:

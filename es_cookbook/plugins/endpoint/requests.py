@@ -31,13 +31,8 @@ MOST_VALUES = 1 << 20
 LONGEST_STOPS = 2048
 """Total characters of a request's stop strings, with which each new token is compared."""
 _IDLE = (
-    "metadata",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "service_tier",
-    "store",
-    "user",
+    *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
+    *("service_tier", "store", "user"),
 )
 """Accepted fields about accounts, caches and records."""
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -238,15 +233,9 @@ def _draw(fields: JsonObject, most: int | None, logprobs: bool) -> Draw:
     temperature, top_p = fields.number("temperature", 2), fields.number("top_p", 1)
     if top_p == 0:
         raise FieldError("top_p", "must be above 0; greedy is temperature 0")
-    return Draw(
-        most,
-        temperature,
-        top_p,
-        None if found is None else tuple(stop),
-        fields.take("seed", int, None),
-        fields.count("n") or 1,
-        logprobs,
-    )
+    seed, n = fields.take("seed", int, None), fields.count("n") or 1
+    given = None if found is None else tuple(stop)
+    return Draw(most, temperature, top_p, given, seed, n, logprobs)
 
 
 def _stream(fields: JsonObject) -> tuple[bool, bool]:

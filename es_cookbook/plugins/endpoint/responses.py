@@ -178,13 +178,6 @@ def _items(reply: Reply) -> list[dict[str, Any]]:
     if message["content"] or not calls:
         items.append(_message(reply, message["content"] or ""))
     for call in calls:
-        items.append(
-            {
-                "type": "function_call",
-                "id": call["id"].replace("call_", "fc_"),
-                "call_id": call["id"],
-                "status": "completed",
-                **call["function"],
-            }
-        )
+        ids = {"id": call["id"].replace("call_", "fc_"), "call_id": call["id"]}
+        items.append({"type": "function_call", **ids, "status": "completed", **call["function"]})
     return items

@@ -26,7 +26,7 @@ from es_cookbook.checkpoints.model_files import CONFIG, Format, Part, cached_mod
 from es_cookbook.common.errors import HubError, ModelError, first_line
 from es_cookbook.common.files import ANY_SIZE, opened
 from es_cookbook.common.terminal import one_line, say
-from es_cookbook.plugins.gguf.header import Header, Value, import_gguf, read_header, refused
+from es_cookbook.plugins.gguf.header import Header, Value, read_header, refused
 from es_cookbook.plugins.hub.client import FIRST_SECONDS, asking, endpoint
 
 if TYPE_CHECKING:
@@ -147,7 +147,6 @@ def _digest(path: Path, *_version: int) -> str:
 
 
 def _convert(path: Path, directory: Path) -> None:
-    import_gguf()
     header = read_header(path)
     say(f"converting {path.name} once")
     try:
@@ -246,13 +245,16 @@ def read_config(path: Path, header: Header) -> "PreTrainedConfig":
         path.parent, gguf_file=path.name, trust_remote_code=False, local_files_only=True
     )
     of_model = f"{header.metadata['general.architecture']}."
+
+    def said(name: str, default: object = None) -> Any:  # noqa: ANN401 - as its kind of file has it
+        return header.metadata.get(f"{of_model}{name}", default)
+
     for name in ("block_count", "context_length", "epsilon"):  # Or transformers makes them up.
         if not any(key.startswith(of_model) and key.endswith(name) for key in header.metadata):
             raise refused(path, f"does not say {of_model}{name}")
-    for name in ("bos", "eos"):
-        setattr(config, f"{name}_token_id", _special_token(header.metadata, name))
-    config.pad_token_id = _special_token(header.metadata, _SPECIAL["pad"])
-    if (length := header.metadata.get(f"{of_model}attention.key_length")) is not None:
+    for name in ("bos", "eos", "pad"):
+        setattr(config, f"{name}_token_id", _special_token(header.metadata, _SPECIAL[name]))
+    if (length := said("attention.key_length")) is not None:
         if hasattr(config, "head_dim"):
             config.head_dim = length
         if hasattr(config, "query_pre_attn_scalar"):  # As llama.cpp has it; 62: Gemma 3 27B.
@@ -261,7 +263,7 @@ def read_config(path: Path, header: Header) -> "PreTrainedConfig":
     for field, name in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_up")):
         if hasattr(config, field):
             setattr(config, field, f"blk.0.{name}.bias" in header.tensors)
-    window = cast("int | None", header.metadata.get(f"{of_model}attention.sliding_window"))
+    window = said("attention.sliding_window")
     is_sliding = "sliding_attention" in (getattr(config, "layer_types", None) or [])
     if is_sliding and not window:
         raise refused(path, f"does not say {of_model}attention.sliding_window")
@@ -271,25 +273,20 @@ def read_config(path: Path, header: Header) -> "PreTrainedConfig":
         config.sliding_window = window
     rope = rope_of(config)
     if rope:  # transformers' defaults differ from those of some architectures.
-        rope["rope_theta"] = header.metadata.get(f"{of_model}rope.freq_base", _ROPE_THETA)
-    if (base := header.metadata.get(f"{of_model}rope.freq_base_swa")) is not None:
+        rope["rope_theta"] = said("rope.freq_base", _ROPE_THETA)
+    if (base := said("rope.freq_base_swa")) is not None:
         cast("dict[str, Any]", config.rope_parameters)["sliding_attention"]["rope_theta"] = base
-    turned = header.metadata.get(f"{of_model}rope.dimension_count")
+    turned = said("rope.dimension_count")
     if rope and turned is not None and not hasattr(config, "global_head_dim"):
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if "partial_rotary_factor" in rope:
-            rope["partial_rotary_factor"] = cast(int, turned) / head
+            rope["partial_rotary_factor"] = turned / head
         elif turned != head:
-            raise refused(
-                path,
-                f"turns {turned} of a head's {head} dimensions, which {type(config).__name__} "
-                "cannot",
-            )
-    scaling = str(header.metadata.get(f"{of_model}rope.scaling.type", "none"))
+            what = f"turns {turned} of a head's {head} dimensions"
+            raise refused(path, f"{what}, which {type(config).__name__} cannot")
+    scaling = str(said("rope.scaling.type", "none"))
     if scaling == "linear":
-        rope.update(
-            rope_type="linear", factor=header.metadata.get(f"{of_model}rope.scaling.factor")
-        )
+        rope.update(rope_type="linear", factor=said("rope.scaling.factor"))
     elif scaling != "none":
         raise refused(path, f"stretches positions by {one_line(scaling)!r:.40}, unknown here")
     if (tensor := header.tensors.get(ROPE_FACTORS)) is not None:

@@ -58,6 +58,8 @@ _NOT_SAID = {
     *(f"{name}_token_id" for name in ("bos", "eos", "pad", "unk")),
 }
 """Fields of a config that no file says and no output depends on, or that the tokenizer says."""
+_PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+"""What PEFT puts before and behind the name of an adapted module."""
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 
 
@@ -120,16 +122,14 @@ def write_gguf_adapter(directory: Path, file: Path, base: str) -> None:
     settings = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
     lora = LoRA(settings["r"], settings["lora_alpha"], settings["use_rslora"])
     stored = weight_files([directory / "adapter_model.safetensors"])
-    of_weight: dict[str, dict[str, str]] = {}
-    for name in stored:
-        module = name.removeprefix("base_model.model.").removesuffix(".weight")
-        module, _, part = module.rpartition(".")
-        of_weight.setdefault(f"{module}.weight", {})[part] = name
+    modules = [name.removesuffix(_A) for name in stored if name.endswith(_A)]
     placed = llama_cpp_factors(config)
     factors = (
         factor
-        for weight, names in of_weight.items()
-        for factor in placed(weight, *(stored[names[part]] for part in ("lora_A", "lora_B")))
+        for module in modules
+        for factor in placed(
+            f"{module.removeprefix(_PREFIX)}.weight", *(stored[module + end] for end in (_A, _B))
+        )
     )
     write_factors(file, config, lora, factors)
 
@@ -238,15 +238,9 @@ def _add_tokenizer(writer: "gguf.GGUFWriter", directory: Path, config: PreTraine
         writer.add_add_space_prefix('"Prepend"' in json.dumps(fast["normalizer"]))
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    ids = {
-        "bos": tokenizer.bos_token_id,
-        "eos": tokenizer.eos_token_id,
-        "unk": tokenizer.unk_token_id,
-        "pad": tokenizer.pad_token_id,
-    }
-    for name, token in ids.items():
-        if token is not None:
-            getattr(writer, f"add_{name}_token_id")(token)
+    for name in ("bos_token_id", "eos_token_id", "unk_token_id", "pad_token_id"):
+        if (token := getattr(tokenizer, name)) is not None:
+            getattr(writer, f"add_{name}")(token)
     writer.add_add_bos_token(tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id])
     if more := _end_tokens(directory) - {cast(int, tokenizer.eos_token_id)}:
         writer.add_eot_token_id(max(more))

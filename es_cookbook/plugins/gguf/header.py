@@ -97,7 +97,9 @@ def read_header(path: Path) -> Header:
 
     Raises:
         ModelError: It is not a GGUF file of a whole language model, or is inconsistent; says how.
+            Or the package is not installed.
     """
+    gguf = import_gguf()
     try:
         with (
             opened(path, ANY_SIZE, None) as file,
@@ -105,7 +107,7 @@ def read_header(path: Path) -> Header:
         ):
             _Counts(data).check()
             file_size = len(data)
-        reader = import_gguf().GGUFReader(path)
+        reader = gguf.GGUFReader(path)
         metadata = {name: field.contents() for name, field in reader.fields.items()}
         tensors = {
             each.name: Tensor(
@@ -118,8 +120,6 @@ def read_header(path: Path) -> Header:
         }
         if sum(tensor.size for tensor in tensors.values()) > file_size:
             raise ValueError("its tensors share bytes")
-    except ModelError:
-        raise
     except Exception as error:  # The library raises many kinds; to the user it is one mistake.
         is_cut = "cannot reshape" in str(error)
         what = "it ends in the middle of its weights" if is_cut else error
