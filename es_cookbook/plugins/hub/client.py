@@ -83,6 +83,7 @@ def _reason(error: BaseException, what: str) -> str:
     from huggingface_hub import errors, get_token
 
     given = f"with the token in {TOKEN}" if get_token() else f"without a token ({TOKEN} is not set)"
+    status = _status(error)
     match error:
         case errors.OfflineModeIsEnabled():
             return "is not contacted, because HF_HUB_OFFLINE is set"
@@ -94,14 +95,11 @@ def _reason(error: BaseException, what: str) -> str:
             return f"has no {what}, or it is private; the request was made {given}"
         case errors.RevisionNotFoundError():
             return f"has no such revision of {what}"
-        case _:
-            pass
-    match _status(error):
-        case 401:
+        case _ if status == 401:
             return f"does not accept the token that is set ({TOKEN}, or by `hf auth login`)"
-        case 403:
+        case _ if status == 403:
             return f"refuses {what}: the request was made {given}, which does not give this access"
-        case int() as status:
+        case _ if status is not None:
             return f"answered with status {status}"
         case _:
             reason = with_class(error).replace(get_token() or "\0", "…")

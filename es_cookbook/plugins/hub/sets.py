@@ -81,15 +81,10 @@ def _fetched(
     """Yield files in the Hub's cache; each is fetched when it is needed, unless it is there."""
     from huggingface_hub import hf_hub_download
 
+    how: Any = {"repo_type": "dataset", "revision": revision, "local_files_only": is_cached}
     for path in paths:
         with asking(f"dataset {source.name}"):
-            found = hf_hub_download(
-                source.name,
-                path,
-                repo_type="dataset",
-                revision=revision,
-                local_files_only=is_cached,
-            )
+            found = hf_hub_download(source.name, path, **how)
         yield found
 
 

@@ -59,15 +59,8 @@ from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams, To
 _AT_ONCE = 1024
 """Limit on concurrent turns, which the engine batches."""
 _REFUSED = (
-    "best_of",
-    "frequency_penalty",
-    "logit_bias",
-    "logprobs",
-    "presence_penalty",
-    "prompt_logprobs",
-    "response_schema",
-    "top_k",
-    "top_logprobs",
+    *("best_of", "frequency_penalty", "logit_bias", "logprobs", "presence_penalty"),
+    *("prompt_logprobs", "response_schema", "top_k", "top_logprobs"),
 )
 """Options that change answers and that engines do not support."""
 
@@ -260,9 +253,8 @@ def _schemas(tools: Sequence[ToolInfo]) -> str:
 def _message(message: ChatMessage) -> Message:
     if isinstance(message, ChatMessageTool):
         error = f"error: {message.error.message}" if message.error else ""
-        return Message(
-            "tool", "\n".join(filter(None, (error, _text(message)))), name=message.function
-        )
+        text = "\n".join(filter(None, (error, _text(message))))
+        return Message("tool", text, name=message.function)
     calls = message.tool_calls if isinstance(message, ChatMessageAssistant) else None
     return Message(
         message.role,
