@@ -79,11 +79,9 @@ class Merge(SearchSpaceBuilder):
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
     ) -> "_MergeSpace":
         """Build the space over the weights that any of the adapters changes."""
-        builders = [
-            Adapter(include=self.include, exclude=self.exclude, noise=self.noise, start=path)
-            for path in self.adapters
-        ]
-        trained = [builder(parameters, read_adapter) for builder in builders]
+        plain = Adapter(include=self.include, exclude=self.exclude, noise=self.noise)
+        adapters = (chz.replace(plain, start=path) for path in self.adapters)
+        trained = [adapter(parameters, read_adapter) for adapter in adapters]
         starts = [space.start for space in trained if space.start is not None]
         adapted = {name for start in starts for name in start.weights}
         names = [p.name for p in parameters if p.name in adapted]

@@ -200,9 +200,8 @@ def page(data: Mapping[str, bytes], follow: str = "") -> Iterator[bytes]:
 
 @cache
 def _asset(name: str) -> str:
-    return (
-        files("es_cookbook.plugins.report").joinpath("assets", *name.split("/")).read_text("utf-8")
-    )
+    path = files("es_cookbook.plugins.report").joinpath("assets", *name.split("/"))
+    return path.read_text("utf-8")
 
 
 @cache

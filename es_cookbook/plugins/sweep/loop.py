@@ -113,11 +113,14 @@ def sweep(settings: SweepSettings, make: Make, space: Space) -> list[Result]:
         space: the options to vary; empty for the seeds alone.
 
     Raises:
-        ConfigError: The Config of a trial is invalid, or a run does not measure the metric.
+        ConfigError: There is nothing to draw, the Config of a trial is invalid, or a run does not
+            measure the metric.
         RunDirectoryError: Another process runs this sweep, or the directory cannot be written.
         SweepError: Runs failed; all others are complete.
         KeyboardInterrupt: The sweep was stopped; says how to continue.
     """
+    if settings.sampler != "grid" and not space:
+        raise ConfigError(f"sampler={settings.sampler} needs options to choose, found none")
     if settings.sampler == "random":
         trials = draws(space, settings.trials, settings.sampler_seed)
     else:

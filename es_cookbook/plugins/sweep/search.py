@@ -124,13 +124,8 @@ def grid(space: Space) -> list[Trial]:
 def draws(space: Space, count: int, seed: int) -> list[Trial]:
     """Draw different random trials; a larger count begins with the same ones.
 
-    There are fewer if the space has fewer.
-
-    Raises:
-        ConfigError: The space is empty.
+    There are fewer if the space, which must not be empty, has fewer.
     """
-    if not space:
-        raise ConfigError("sampler=random needs options to choose, found none")
     rng = random.Random(derive_seed(seed, "sweep"))
     drawn = ({name: _drawn(rng, space[name]) for name in space} for _ in itertools.count())
     found = itertools.islice(_different(Trial(0, options) for options in drawn), count)
@@ -154,13 +149,7 @@ def _drawn(rng: random.Random, choice: Values | Range) -> Value:
 
 
 def ends(space: Space) -> list[Trial]:
-    """Return trials with every listed value and both ends of every range, for checks.
-
-    Raises:
-        ConfigError: The space is empty.
-    """
-    if not space:
-        raise ConfigError("sampler=optuna needs options to choose, found none")
+    """Return trials with every listed value and both ends of every range of a space, for checks."""
     values_O = [
         choice.values if isinstance(choice, Values) else (choice.low, choice.high)
         for choice in space.values()

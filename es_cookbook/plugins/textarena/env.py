@@ -155,33 +155,29 @@ class _TextArenaEnv(Env):
     the policy's own invalid move; `unfinished`, ended by `max_turns`; `turns`.
 
     Attributes:
-        game: its name in TextArena.
+        games: the data set, which says the game, the other player and the most turns.
         num_players: one or two.
         player: index of the policy.
-        opponent: the other player, if there is one.
-        max_turns: turns of the policy after which the game ends without a result.
         seed: seed of the game and of a random opponent.
         tokenizer: tokenizer of the observations.
     """
 
-    game: str
+    games: "TextArenaDatasetBuilder"
     num_players: int
     player: int
-    opponent: Opponent
-    max_turns: int
     seed: int
     tokenizer: Tokenizer
 
     def __post_init__(self) -> None:
         self._num_turns, self._opened = 0, ""
         self._opponent_rng = random.Random(derive_seed(self.seed, "textarena/opponent"))
-        self._played = _Played(self.game, self.num_players, self.seed)
+        self._played = _Played(self.games.game, self.num_players, self.seed)
 
     @override
     async def initial_observation(self) -> Observation:
         shown = await self._shown_next()
         if shown is None:  # A game that ends before the policy's first turn has no problem.
-            raise EnvError(f"textarena's {self.game} ended before the policy's turn")
+            raise EnvError(f"textarena's {self.games.game} ended before the policy's turn")
         return self._asked(shown)
 
     @override
@@ -189,7 +185,7 @@ class _TextArenaEnv(Env):
         self._num_turns += 1
         self._played.move(self._said(action))
         shown = await self._shown_next()
-        if shown is not None and self._num_turns < self.max_turns:
+        if shown is not None and self._num_turns < self.games.max_turns:
             return StepResult(0.0, False, self._asked(shown))
         return self._ended()
 
@@ -203,11 +199,11 @@ class _TextArenaEnv(Env):
         return None
 
     async def _opponents_move(self, shown: str) -> str:
-        if self.opponent == "base":
+        if self.games.opponent == "base":
             return self._said(await self.policy.base.sample(self._asked(shown)))
         moves = legal_moves(shown)
         if not moves:
-            raise EnvError(_no_list(self.game))
+            raise EnvError(_no_list(self.games.game))
         return self._opponent_rng.choice(moves)
 
     def asked_first(self) -> Observation:
@@ -313,9 +309,8 @@ class TextArenaDatasetBuilder(RLDatasetBuilder):
         def game(purpose: str, seed: int, i: int) -> ProblemGroupBuilder:
             own = derive_seed(seed, f"textarena/{purpose}", i) % 2**32  # TextArena's have 32 bits.
             player = i % num_players
-            given = self.game, num_players, player, self.opponent, self.max_turns
             return _Game(
-                functools.partial(_TextArenaEnv, *given, own, tokenizer),
+                functools.partial(_TextArenaEnv, self, num_players, player, own, tokenizer),
                 f"textarena's {self.game} with seed {own}",
                 problem_tags=(f"player_{player}",) if num_players > 1 else (),
             )

@@ -410,8 +410,7 @@ def _as_message(message: vf.Message) -> Message:
     if isinstance(message, vf.ToolMessage):
         return Message("tool", text, name=message.name)
     if isinstance(message, vf.AssistantMessage):
-        calls = message.tool_calls or []
-        return Message("assistant", text, tuple(map(_as_call, calls)))
+        return Message("assistant", text, tuple(map(_as_call, message.tool_calls or ())))
     return Message(message.role, text)
 
 
@@ -429,14 +428,13 @@ def _response(
         vf.ToolCall(id=f"call_{number}_{i}", name=call.name, arguments=as_json(call.arguments))
         for i, call in enumerate(parsed.calls)
     ]
+    ended = "tool_calls" if calls else "stop"
     return vf.Response(
         id=f"{trace.id}_{number}",
         created=int(time.time()),
         model=MODEL,
         message=vf.AssistantMessage(content=parsed.content, tool_calls=calls or None),
-        finish_reason="length"
-        if action.stop_reason == "length"
-        else ("tool_calls" if calls else "stop"),
+        finish_reason="length" if action.stop_reason == "length" else ended,
         usage=vf.Usage(
             prompt_tokens=len(observation.tokens_T), completion_tokens=len(action.tokens_T)
         ),
