@@ -72,10 +72,17 @@ class MarkovianDatasetBuilder(SourcedDatasetBuilder[Problem]):
             if not tokens_T:
                 what = repr(text) if text else "the text before a thought (dataset.template)"
                 raise DataError(f"{name}: the model's tokenizer makes no tokens of {what}")
-        asked = Observation(prompt_T, is_last=True)
-        read = before_T, mark_T, problem.answer, gold_T
-        how = self.answer_tokens, self.extraction
-        tokenized = TokenizedProblem(tokenizer, asked, *read, *how, problem.thought)
+        tokenized = TokenizedProblem(
+            tokenizer,
+            Observation(prompt_T, is_last=True),
+            before_T,
+            mark_T,
+            problem.answer,
+            gold_T,
+            self.answer_tokens,
+            self.extraction,
+            problem.thought,
+        )
         return MarkovianProblem(
             functools.partial(MarkovianEnv, tokenized),
             name,

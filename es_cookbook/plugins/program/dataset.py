@@ -104,8 +104,15 @@ class ProgramRows(RowDatasetBuilder):
             from es_cookbook.plugins.program.command import Command
             from es_cookbook.plugins.program.env import Program, ProgramEnv, ProgramProblem
         command = Command(command_of(self.program, "dataset.program"), self._seen)
-        limits = self.at_once, self.rows_at_once, self.max_turns
-        program = Program(command, self.reward, *limits, tokenizer, self.key_in == "line")
+        program = Program(
+            command,
+            self.reward,
+            self.at_once,
+            self.rows_at_once,
+            self.max_turns,
+            tokenizer,
+            self.key_in == "line",
+        )
         return ProgramProblem(functools.partial(ProgramEnv, program, row), row.where)
 
     @property
