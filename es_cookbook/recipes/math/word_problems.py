@@ -35,33 +35,48 @@ class _Story:
     """A kind of problem.
 
     Attributes:
+        name: name of the kind.
         text: the question, with {name}, {other}, {she}, {things}, and the numbers {a}, {b} and {c}.
         steps: each a number, an operation and a number; `1` is the first step's result.
         largest: largest values of a, b and c.
     """
 
+    name: str
     text: str
     steps: tuple[str, ...]
     largest: tuple[int, ...] = (60, 40, 30)
 
 
 _HAS = "{name} has {a} {things}. "
-_GETS, _GIVES = "{she} finds {b} more. ", "{she} gives away {b}. "
 _NOW = "How many {things} does {name} have now?"
 _OTHER = "than {other} has. How many {things} does {other} have?"
 STORIES = (
-    _Story(_HAS + _GETS + _NOW, ("a+b",)),
-    _Story(_HAS + _GIVES + _NOW, ("a-b",)),
-    _Story(f"{_HAS}That is {{b}} fewer {_OTHER}", ("a+b",)),
-    _Story(f"{_HAS}That is {{b}} more {_OTHER}", ("a-b",)),
-    _Story(f"{_HAS}{_GETS}Then {{she}} gives away {{c}}. {_NOW}", ("a+b", "1-c")),
-    _Story(f"{_HAS}{_GIVES}Then {{she}} finds {{c}} more. {_NOW}", ("a-b", "1+c")),
-    _Story(f"{_HAS}{_GIVES}Then {{she}} loses {{c}}. {_NOW}", ("a-b", "1-c")),
+    _Story("get", f"{_HAS}{{she}} finds {{b}} more. {_NOW}", ("a+b",)),
+    _Story("give", f"{_HAS}{{she}} gives away {{b}}. {_NOW}", ("a-b",)),
+    _Story("fewer than", f"{_HAS}That is {{b}} fewer {_OTHER}", ("a+b",)),
+    _Story("more than", f"{_HAS}That is {{b}} more {_OTHER}", ("a-b",)),
     _Story(
+        "get, give",
+        f"{_HAS}{{she}} finds {{b}} more. Then {{she}} gives away {{c}}. {_NOW}",
+        ("a+b", "1-c"),
+    ),
+    _Story(
+        "give, get",
+        f"{_HAS}{{she}} gives away {{b}}. Then {{she}} finds {{c}} more. {_NOW}",
+        ("a-b", "1+c"),
+    ),
+    _Story(
+        "give twice",
+        f"{_HAS}{{she}} gives away {{b}}. Then {{she}} loses {{c}}. {_NOW}",
+        ("a-b", "1-c"),
+    ),
+    _Story(
+        "together",
         _HAS + "{other} has {b} more than {name}. How many {things} do they have together?",
         ("a+b", "1+a"),
     ),
     _Story(
+        "boxes",
         "{name} has {a} boxes of {b} {things} and {c} more. How many {things} is that?",
         ("a*b", "1+c"),
         largest=(6, 10, 30),
@@ -81,6 +96,7 @@ class WordProblem:
         result: the answer.
     """
 
+    story: _Story
     question: str
     steps: tuple[str, ...]
     numbers: tuple[int, ...]
@@ -128,4 +144,4 @@ def _drawn(rng: random.Random) -> WordProblem | None:
     (name, she), (other, _) = rng.sample(PEOPLE, 2)
     words = {"name": name, "other": other, "she": she, "things": rng.choice(THINGS)}
     question = story.text.format(**words, **given).replace(f"Then {she}", f"Then {she.lower()}")
-    return WordProblem(question, tuple(steps), numbers, values[str(len(steps))])
+    return WordProblem(story, question, tuple(steps), numbers, values[str(len(steps))])
