@@ -8,6 +8,8 @@ distilabel's own `OpenAILLM` loses a whole batch if one question fails. The mode
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportGeneralTypeIssues=false
 
 import json
+import os
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +23,10 @@ from typing_extensions import override
 from es_cookbook.common.errors import ServerError
 from es_cookbook.plugins.generate.asking import GenerateConfig, Outcome, Question, answer_to
 from es_cookbook.plugins.judges.chat import Completion
+
+# Steps are forked. With a handler of SIGTERM, as commands and Ray have one, a process that its pool
+# ends would first wait for its threads, and the pool for it.
+os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 class _ChatLLM(AsyncLLM):
@@ -50,11 +56,9 @@ def ask(
 ) -> None:
     """Ask, and pass the outcome of each question to `collect` with its key."""
     options = {name: getattr(config, name) for name in chz.chz_fields(GenerateConfig)}
-    asked = [json.dumps(each) for each in missing]
+    data = [{"instruction": json.dumps(each)} for each in missing]
     with Pipeline(name="generate") as pipeline:
-        rows = LoadDataFromDicts(
-            data=[{"instruction": each} for each in asked], batch_size=config.concurrency
-        )
+        rows = LoadDataFromDicts(data=data, batch_size=config.concurrency)
         task = TextGeneration(
             llm=_ChatLLM(options=options),
             input_batch_size=config.concurrency,
@@ -62,8 +66,7 @@ def ask(
             add_raw_input=False,
         )
         rows >> task  # pyright: ignore[reportUnusedExpression]
-    found = pipeline.run(use_cache=False)
-    for row in found["default"]["train"]:
+    for row in pipeline.run(use_cache=False)["default"]["train"]:
         outcome = json.loads(row["generation"] or '"the pipeline lost it"')
         key, _, _ = json.loads(row["instruction"])
         collect(key, outcome if isinstance(outcome, str) else Completion(*outcome))
