@@ -27,7 +27,6 @@ from es_cookbook.engines.vllm.ranks import slot_rank
 from es_cookbook.evolution.centre import on_gpu as centre_on_gpu
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 
-"""Ranks of LoRA slots that vLLM supports (`max_lora_rank`)."""
 CENTRE_WORK_BYTES = GIB // 2
 """Temporaries while the centre moves on a GPU: pieces of it, and factors of terms."""
 _VOCABULARY_STEP = 64

@@ -3,6 +3,7 @@
 from es_cookbook.common.errors import ConfigError
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Those that vLLM supports (`max_lora_rank`)."""
 
 
 def slot_rank(rank: int) -> int:
