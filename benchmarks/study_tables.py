@@ -182,6 +182,15 @@ def _cell(value: float, form: str, unit: str = "") -> str:
     return "" if math.isnan(value) else f"{value:{form}}{unit}"
 
 
+def _base_score(task: Task) -> float:
+    return next(iter(task["contestants"].values()))["runs"][0]["points"][0]["score"]
+
+
+def _gib(runs: Sequence[Run]) -> list[float]:
+    """Return the peak of each run's process, beside imports."""
+    return [run["memory"]["peak"] - run["memory"]["imports"] for run in runs]
+
+
 def _scores(task: Task) -> str:
     entries = task["contestants"]
     seconds, k = shared([*entries.values()], "seconds"), task["pass_at"]
@@ -196,12 +205,10 @@ def _scores(task: Task) -> str:
         kl = _mean(runs, "test/env/kl/kl")
         return [", ".join(filter(None, three)), _cell(kl, ".2f"), _cell(other, ".0f", " %")]
 
-    first = [run["points"][0]["score"] for entry in entries.values() for run in entry["runs"]]
     base: Run = {**next(iter(entries.values()))["runs"][0], "final": task["base"]}
-    rows = [["base", "", f"{100 * first[0]:.1f} %", "", "", "", *sampled([base]), ""]]
+    rows = [["base", "", f"{100 * _base_score(task):.1f} %", "", "", "", *sampled([base]), ""]]
     for name, entry in entries.items():
         runs, ends = entry["runs"], [run["points"][-1] for run in entry["runs"]]
-        beside = [run["memory"]["peak"] - run["memory"]["imports"] for run in runs]
         rows.append(
             [
                 f"`{name}`",
@@ -211,7 +218,7 @@ def _scores(task: Task) -> str:
                 f"{fmean(end['seconds'] for end in ends):.0f}",
                 f"{fmean(end['evaluations'] for end in ends):,.0f}",
                 *sampled(runs),
-                f"{max(beside):.1f}",
+                f"{max(_gib(runs)):.1f}",
             ]
         )
     return markdown(head, rows)
@@ -219,7 +226,7 @@ def _scores(task: Task) -> str:
 
 def _ratios(task: Task) -> str:
     entries = task["contestants"]
-    base = next(iter(entries.values()))["runs"][0]["points"][0]["score"]
+    base = _base_score(task)
     rows: list[list[str]] = []
     for above, below, over in PAIRS:
         if not {above, below} <= entries.keys():
@@ -279,27 +286,27 @@ def tables(results: Path = RESULTS) -> str:
 
 def summary(results: Path = RESULTS) -> str:
     """The README's table: greedy scores after equal seconds, and memory."""
-    head, base = ["learns from", "method"], ["", "base"]
-    rows = {name: ["", method] for name, method in SHOWN.items()}
-    peaks = {name: list[float]() for name in SHOWN}
-    for title, task in _tasks(results).items():
-        entries = {name: each for name, each in task["contestants"].items() if name in SHOWN}
-        seconds = shared([*entries.values()], "seconds")
-        head.append(f"{title}, after {seconds:.0f} s")
-        first = next(iter(entries.values()))["runs"][0]["points"][0]["score"]
-        base.append(f"{100 * first:.1f} %")
-        for name, row in rows.items():
-            runs = entries[name]["runs"] if name in entries else []
-            row[0] = entries[name]["told"] if name in entries else row[0]
-            scores = [score_at(run, "seconds", seconds) for run in runs]
-            row.append(mean_and_range(scores) if scores else "")
-            peaks[name] += [run["memory"]["peak"] - run["memory"]["imports"] for run in runs]
-    body = [
-        [*row, " to ".join(sorted({f"{min(peaks[name]):.1f}", f"{max(peaks[name]):.1f}"}))]
-        for name, row in rows.items()
-        if peaks[name]
+    tasks = _tasks(results)
+    shown: list[dict[str, Entry]] = [
+        {name: each for name, each in task["contestants"].items() if name in SHOWN}
+        for task in tasks.values()
     ]
-    return markdown([*head, "peak memory, GiB"], [[*base, ""], *body]) if body else ""
+    seconds = [shared([*entries.values()], "seconds") for entries in shown]
+    heads = [f"{name}, after {s:.0f} s" for name, s in zip(tasks, seconds, strict=True)]
+    rows = [["", "base", *(f"{100 * _base_score(task):.1f} %" for task in tasks.values()), ""]]
+    for name, method in SHOWN.items():
+        there = [entries[name] for entries in shown if name in entries]
+        if not there:
+            continue
+        cells = [
+            mean_and_range([score_at(run, "seconds", s) for run in entries[name]["runs"]])
+            if name in entries
+            else ""
+            for entries, s in zip(shown, seconds, strict=True)
+        ]
+        peaks = [peak for entry in there for peak in _gib(entry["runs"])]
+        rows.append([there[0]["told"], method, *cells, f"{min(peaks):.1f} to {max(peaks):.1f}"])
+    return markdown(["learns from", "method", *heads, "peak memory, GiB"], rows) if tasks else ""
 
 
 PAGES = {ROOT / "docs/es_vs_grpo.md": tables, ROOT / "README.md": summary}

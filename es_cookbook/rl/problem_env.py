@@ -214,24 +214,6 @@ class ProblemGroupBuilder(EnvGroupBuilder):
             )
 
 
-def with_gold(
-    asked: EnvGroupBuilder, use: str
-) -> tuple[ProblemGroupBuilder, str | tuple[str, ...]]:
-    """Return the problem and its gold answer.
-
-    Args:
-        asked: any problem.
-        use: use of the gold answer; follows "which" in the sentence.
-
-    Raises:
-        DataError: It has none; names the problem.
-    """
-    if isinstance(asked, ProblemGroupBuilder) and asked.gold is not None:
-        return asked, asked.gold
-    name = getattr(asked, "name", type(asked).__name__)
-    raise DataError(f"{name}: it has no gold answer, which {use}")
-
-
 def check_prompt(name: str, length: int, context_length: int) -> None:
     """Refuse a prompt that leaves no room in the context for an answer.
 

@@ -36,9 +36,8 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.rl.data.problem_dataset import unchanged
+from es_cookbook.rl.data.problem_dataset import with_gold
 from es_cookbook.rl.objectives import AnswerSource
-from es_cookbook.rl.problem_env import with_gold
 from es_cookbook.rl.rollouts import Example, sequences_of
 from es_cookbook.rl.types import (
     Action,
@@ -159,7 +158,7 @@ class GoldAnswers(AnswerSource):
     @override
     def check(self, batch_P: Sequence[EnvGroupBuilder]) -> None:
         for asked in batch_P:
-            with_gold(unchanged(asked), _SCORED)
+            with_gold(asked, _SCORED)
 
     @override
     async def check_fit(
@@ -184,7 +183,7 @@ async def _gold_of(asked: EnvGroupBuilder, tokenizer: Tokenizer) -> tuple[str, l
     """Return a problem's name and its gold answer, as sequences of tokens."""
     from es_cookbook.rl.messages.message_env import told_gold  # Few runs score gold answers.
 
-    problem, gold = with_gold(unchanged(asked), _SCORED)
+    problem, gold = with_gold(asked, _SCORED)
     told = await told_gold(problem.make_env(), gold, tokenizer)
     return problem.name, sequences_of(told, 1.0)
 

@@ -358,11 +358,12 @@ class RebuiltRun:
         builder, seed_of_call = await self._problem(split, number)
         if seed is not None:
             seed_of_call = functools.partial(derive_seed, seed, "play", number)
-        as_run = chz.replace(config.sampling, temperature=0.0)
-        if split == "train":
-            surrogate = config.surrogate if isinstance(config, Config) else None
+        if split == "test":
+            as_run = chz.replace(config.sampling, temperature=0.0)
+        elif isinstance(config, Config) and config.surrogate is not None:
+            as_run = config.surrogate.sampling(config.sampling)
+        else:
             as_run = config.sampling_at(self.generation)
-            as_run = surrogate.sampling(config.sampling) if surrogate else as_run
         sampling = chz.replace(as_run, **overrides)
         compares = type(builder).compute_group_rewards is not EnvGroupBuilder.compute_group_rewards
         watch = Watch(config.rollout_timeout, turn_timeout=config.turn_timeout)

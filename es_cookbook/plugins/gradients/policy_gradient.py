@@ -58,10 +58,9 @@ from es_cookbook.common.registry import Registered
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine
 from es_cookbook.plugins.gradients.gradient_config import GradientConfig
-from es_cookbook.rl.data.problem_dataset import unchanged
+from es_cookbook.rl.data.problem_dataset import with_gold
 from es_cookbook.rl.messages.message_env import told_gold
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES, SOLVED, Mean, PassAtK, outcomes, pass_at_k
-from es_cookbook.rl.problem_env import with_gold
 from es_cookbook.rl.rollouts import Example, readings_of, rollout_metrics, sequences_of
 from es_cookbook.rl.surrogate import group_weights
 from es_cookbook.rl.types import (
@@ -229,13 +228,13 @@ class Gold(Method):
     @override
     def check(self, problems: Sequence[EnvGroupBuilder]) -> None:
         for each in problems:
-            with_gold(unchanged(each), _LEARNT)
+            with_gold(each, _LEARNT)
 
     @override
     async def examples(self, batch: Batch) -> tuple[list[Example], float]:
         examples: list[Example] = []
         for each in batch.problems_P:
-            problem, gold = with_gold(unchanged(each), _LEARNT)
+            problem, gold = with_gold(each, _LEARNT)
             told = await told_gold(problem.make_env(), gold, batch.tokenizer)
             examples += sequences_of(told, 1.0)
         return examples, 1 / max(len(batch.problems_P), 1)

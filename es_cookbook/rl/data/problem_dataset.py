@@ -20,7 +20,7 @@ from typing import Generic
 import anyio
 from typing_extensions import TypeVar, override
 
-from es_cookbook.common.errors import ConfigError, leaves
+from es_cookbook.common.errors import ConfigError, DataError, leaves
 from es_cookbook.common.names import Names
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.seeds import derive_seed
@@ -215,6 +215,25 @@ def unchanged(problem: EnvGroupBuilder) -> EnvGroupBuilder:
     while isinstance(problem, ChangedProblem):
         problem = problem.problem
     return problem
+
+
+def with_gold(
+    asked: EnvGroupBuilder, use: str
+) -> tuple[ProblemGroupBuilder, str | tuple[str, ...]]:
+    """Return the problem, inside any `ChangedProblem`s, and its gold answer.
+
+    Args:
+        asked: any problem.
+        use: use of the gold answer; follows "which" in the sentence.
+
+    Raises:
+        DataError: It has none; names the problem.
+    """
+    problem = unchanged(asked)
+    if isinstance(problem, ProblemGroupBuilder) and problem.gold is not None:
+        return problem, problem.gold
+    name = getattr(problem, "name", type(problem).__name__)
+    raise DataError(f"{name}: it has no gold answer, which {use}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
