@@ -141,7 +141,7 @@ CONTESTANTS: Mapping[str, Contestant] = {
     # Of the paper's 200 problems in a generation 16: with all of them one takes six minutes.
     "es_at_scale": Contestant("es_at_scale", "rewards", (7, 4, 4, 3), _PROBLEMS),
     "dense_auto": Contestant("es_at_scale", "rewards", (7, 4, 4, 3), _DENSE),
-    "group": Contestant("group", "rewards", (20, 9, 9, 5), {"attempts": 16, "learning_rate": 9e-5}),
+    "group": Contestant("group", "rewards", (12, 9, 9, 5), {"attempts": 16, "learning_rate": 9e-5}),
     "grpo": Contestant("grpo", "rewards", (3, 3, 3, 3), {"attempts": 16, "learning_rate": 9e-5}),
 }
 _RARE = ("low_rank_gold", "low_rank", "grpo")
