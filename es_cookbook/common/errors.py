@@ -131,18 +131,19 @@ def other_format(found: object, read: int) -> str:
 
 
 @contextlib.contextmanager
-def serving(what: str) -> Generator[None]:
-    """Say which extra to install if an import inside needs a package for servers.
+def importing(what: str, install: str, *packages: str) -> Generator[None]:
+    """Say what to install if an import inside lacks one of these optional packages.
 
     Raises:
-        ConfigError: The extra `serve` is not installed.
+        ConfigError: It is not installed, or not in a version that has what is imported.
     """
     try:
         yield
-    except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn"):
+    except ImportError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in packages:
             raise
-        raise not_installed(what, error.name, "es-cookbook[serve]") from error
+        raise not_installed(what, missing, install) from error
 
 
 def nearest(name: str, accepted: Iterable[str]) -> str:

@@ -23,7 +23,7 @@ from es_cookbook.common.errors import (
     ConfigError,
     EngineError,
     first_line,
-    not_installed,
+    importing,
     with_class,
 )
 from es_cookbook.common.machine.cores import SHARE
@@ -92,10 +92,8 @@ class Cluster:
         """
         for name, value in (_QUIET | (_PRIVATE if address == "local" else {})).items():
             os.environ.setdefault(name, value)
-        try:
+        with importing("engine=ray", "ray>=2.50", "ray"):
             import ray  # pyright: ignore[reportMissingImports]
-        except ImportError as error:
-            raise not_installed("engine=ray", "Ray", "ray>=2.50") from error
         options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
         if address == "local":
             options |= {

@@ -34,7 +34,7 @@ from es_cookbook.cli.evaluate.measuring import opened, subject_of
 from es_cookbook.cli.options import RunOrModel
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.errors import ConfigError, serving
+from es_cookbook.common.errors import ConfigError, importing
 from es_cookbook.common.names import Names
 from es_cookbook.engines.base import (
     ENGINE_NAMES,
@@ -132,7 +132,7 @@ class Served(Endpoint):
         self.translator = Translator(engine.tokenizer, engine.traits.context_length)
         self.pending = PendingAnswers()
         usual = run.usual_stop if run is not None else ()
-        self.stops = params.stop or (), usual if params.stop is None else params.stop
+        self.stops = ((), usual) if params.stop is None else (params.stop, params.stop)
         self._kept: dict[str, KeptTurns] = {}
         self._door = anyio.Lock()
         self._there: _Place | None = None
@@ -201,8 +201,9 @@ class _Model(ServedModel):
     async def sample(
         self, observation: Observation, draw: Draw, number: int, progress: Progress
     ) -> Action:
-        own = {"max_tokens": observation.max_tokens, "stop": ()}  # The observation has the stops.
-        params = chz.replace(draw.params(self._served.params), **own)
+        params = draw.params(self._served.params)
+        # The observation has the stops.
+        params = chz.replace(params, max_tokens=observation.max_tokens, stop=())
         seed = draw.seed_of(number)
         if seed is None:
             seed = secrets.randbits(63)
@@ -261,7 +262,7 @@ def _bound(config: ServeConfig) -> socket.socket:
 
 def main(config: ServeConfig) -> None:
     """Load the model or rebuild the run, and answer until stopped."""
-    with serving("serve"):
+    with importing("serve", "es-cookbook[serve]", "starlette", "uvicorn"):
         import es_cookbook.plugins.endpoint.app  # noqa: F401  # pyright: ignore[reportUnusedImport]
     with _bound(config) as bound:
         anyio.run(_serve, config, bound)

@@ -20,7 +20,7 @@ import chz
 
 from es_cookbook.cli.evaluate.measuring import Subject, opened, subject_of
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.errors import ConfigError, EnvError, not_installed
+from es_cookbook.common.errors import ConfigError, EnvError, importing
 from es_cookbook.common.terminal import plural, printable
 from es_cookbook.engines.base import Host, SampleRequest, Target
 from es_cookbook.plugins.inspect.config import InspectConfig
@@ -55,13 +55,8 @@ def main(config: InspectConfig) -> None:
 
 
 async def _logs(config: InspectConfig, subject: Subject) -> "list[EvalLog]":
-    try:
+    with importing("inspect", "es-cookbook[inspect]", "inspect_ai"):
         from es_cookbook.plugins.inspect.models import Source, run_task
-    except ModuleNotFoundError as error:
-        if error.name != "inspect_ai":
-            raise
-        raise not_installed("inspect", "inspect-ai", "es-cookbook[inspect]") from error
-
     (generation,) = subject.generations
     metadata: dict[str, object] = {"model_name": subject.model_name}
     async with AsyncExitStack() as stack:

@@ -16,7 +16,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import ConfigError, EnvError, not_installed
+from es_cookbook.common.errors import ConfigError, EnvError, importing
 from es_cookbook.common.machine.processes import command_of
 from es_cookbook.common.trust import needs_trust
 from es_cookbook.plugins.mcp.servers import Server, check_names, targets
@@ -78,12 +78,8 @@ class ToolRows(ScoredRows):
 
     @override
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
-        try:
+        with importing("dataset.tools", "es-cookbook[mcp]", "mcp"):
             from es_cookbook.plugins.mcp.sessions import listed
-        except ImportError as error:
-            if (error.name or "").partition(".")[0] != "mcp":
-                raise
-            raise not_installed("dataset.tools", "mcp 2", "es-cookbook[mcp]") from error
         try:
             check_names([tool for server in self._servers() for tool in await listed(server)])
         except EnvError as error:

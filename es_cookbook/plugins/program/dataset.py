@@ -16,13 +16,13 @@ time between two requests.
 import functools
 import hashlib
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import ConfigError, serving
+from es_cookbook.common.errors import ConfigError, importing
 from es_cookbook.common.machine.processes import command_of
 from es_cookbook.common.trust import needs_trust
 from es_cookbook.rl.data.rows import Row
@@ -30,6 +30,9 @@ from es_cookbook.rl.data.task import REWARDS, RowDatasetBuilder, check_row
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rewards.base import Reward, RewardFunction, check_arity
 from es_cookbook.rl.types import Tokenizer
+
+if TYPE_CHECKING:
+    from es_cookbook.plugins.program.command import Command
 
 
 def _program(rows: "ProgramRows") -> str:
@@ -91,21 +94,15 @@ class ProgramRows(RowDatasetBuilder):
         for path in self.sandbox:
             if not Path(path).exists():
                 raise ConfigError(f"dataset.sandbox: there is no {path!r} that it could see")
-        words = command_of(self.program, "dataset.program")
-        if self.sandbox:
-            with serving("dataset.program"):
-                from es_cookbook.plugins.program.command import Command
-            Command(words, self._seen).check()
+        self._command.check()
 
     @override
     def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
         self.check_fields(row)
-        with serving("dataset.program"):
-            from es_cookbook.plugins.program.command import Command
+        with importing("dataset.program", "es-cookbook[serve]", "starlette", "uvicorn"):
             from es_cookbook.plugins.program.env import Program, ProgramEnv, ProgramProblem
-        command = Command(command_of(self.program, "dataset.program"), self._seen)
         program = Program(
-            command,
+            self._command,
             self.reward,
             self.at_once,
             self.rows_at_once,
@@ -116,5 +113,9 @@ class ProgramRows(RowDatasetBuilder):
         return ProgramProblem(functools.partial(ProgramEnv, program, row), row.where)
 
     @property
-    def _seen(self) -> tuple[Path, ...]:
-        return tuple(Path(path).absolute() for path in self.sandbox)
+    def _command(self) -> "Command":
+        with importing("dataset.program", "es-cookbook[serve]", "starlette", "uvicorn"):
+            from es_cookbook.plugins.program.command import Command
+
+        seen = tuple(Path(path).absolute() for path in self.sandbox)
+        return Command(command_of(self.program, "dataset.program"), seen)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import chz
 
 from es_cookbook.common.cli import UNNAMED, run_cli
-from es_cookbook.common.errors import ConfigError, RunDirectoryError, not_installed
+from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.common.terminal import one_line, plural
 from es_cookbook.plugins.report.curve_names import differing
 from es_cookbook.runs.directory.directory import CONFIG, GENERATION_KEYS, METRICS
@@ -58,7 +58,6 @@ def frames(log_paths: Paths) -> "pandas.DataFrame":
 
     Raises:
         RunDirectoryError: None of them can be read.
-        ConfigError: pandas is not installed.
     """
     runs = _read(log_paths)
     fields = dict.fromkeys(["seed", *differing(runs)])
@@ -74,7 +73,7 @@ def write_table(table: "pandas.DataFrame", output: Path) -> None:
     """Write a table as a Parquet or CSV file atomically; an existing file is replaced.
 
     Raises:
-        ConfigError: The name has another suffix, or pyarrow is not installed.
+        ConfigError: The name has another suffix.
         RunDirectoryError: The file cannot be written.
     """
     if output.suffix not in SUFFIXES:
@@ -85,10 +84,7 @@ def write_table(table: "pandas.DataFrame", output: Path) -> None:
         replace_file(output, [table.to_csv(index=False).encode("utf-8", "replace")])
         return
     written = io.BytesIO()
-    try:
-        table.to_parquet(written, engine="pyarrow", index=False)
-    except ImportError as error:
-        raise not_installed("Parquet", "pyarrow", "es-cookbook[frames]") from error
+    table.to_parquet(written, engine="pyarrow", index=False)
     replace_file(output, [written.getvalue()])
 
 
@@ -146,15 +142,9 @@ def _history(record: Record) -> _Row:
 
 
 def table_of(rows: Sequence[Mapping[str, object]], first: Sequence[str] = ()) -> "pandas.DataFrame":
-    """Return rows as a table with one type per column, as Parquet needs; `first` come first.
+    """Return rows as a table with one type per column, as Parquet needs; `first` come first."""
+    import pandas  # Slow, and comes with `datasets`, as pyarrow does.
 
-    Raises:
-        ConfigError: pandas is not installed.
-    """
-    try:
-        import pandas
-    except ImportError as error:
-        raise not_installed("a table of runs", "pandas", "es-cookbook[frames]") from error
     names = dict.fromkeys([*first, *(name for row in rows for name in row)])
     columns = {_text(name): _column([row.get(name) for row in rows]) for name in names}
     return pandas.DataFrame(columns)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from es_cookbook.common.errors import ConfigError, not_installed
+from es_cookbook.common.errors import ConfigError, importing
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.generated import distinct
 
@@ -172,11 +172,9 @@ class Study:
     """
 
     def __init__(self, space: Space, seed: int, metric: str, log_path: Path) -> None:
-        try:
+        with importing("sampler=optuna", "es-cookbook[sweep]", "optuna"):
             import optuna
             from optuna.storages.journal import JournalFileBackend, JournalStorage
-        except ImportError as error:
-            raise not_installed("sampler=optuna", "optuna", "es-cookbook[sweep]") from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         text = json.dumps([metric, {name: repr(choice) for name, choice in space.items()}])
         self._space = {name: _distribution(choice) for name, choice in space.items()}

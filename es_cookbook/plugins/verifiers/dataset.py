@@ -16,7 +16,7 @@ import chz.factories
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import DataError, not_installed
+from es_cookbook.common.errors import DataError, importing
 from es_cookbook.common.trust import is_plain_option, needs_trust
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
@@ -40,14 +40,8 @@ class _Package(chz.factories.MetaFactory):
         raise chz.factories.MetaFromString(f"{factory!r} is the name of a package")
 
     def perform_cast(self, value: str) -> object:
-        try:
+        with importing(f"environment={value}", "es-cookbook[verifiers]", "verifiers"):
             from es_cookbook.plugins.verifiers.library import find_taskset
-        except ModuleNotFoundError as error:
-            if not (error.name or "").startswith("verifiers"):
-                raise
-            raise not_installed(
-                f"environment={value}", "verifiers", "es-cookbook[verifiers]"
-            ) from error
         return find_taskset(value)
 
 

@@ -346,7 +346,7 @@ async def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.Mo
     with pytest.raises(ConfigError) as caught:
         await RayPoolBuilder()(model_name=".", search_space=LowRank())
     assert str(caught.value) == (
-        "engine=ray needs Ray, which is not installed: pip install 'ray>=2.50'"
+        "engine=ray needs ray, which is not installed: pip install 'ray>=2.50'"
     )
 
 

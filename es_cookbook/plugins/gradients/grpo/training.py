@@ -40,7 +40,7 @@ from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, Trai
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from typing_extensions import override
 
-from es_cookbook.common.errors import ConfigError, not_installed
+from es_cookbook.common.errors import ConfigError, importing
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.engines.base import Engine
 from es_cookbook.plugins.gradients.gradient_run import GradientRun, Gradients
@@ -57,10 +57,8 @@ from es_cookbook.runs.directory.directory import LOSSES
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.setup import opened
 
-try:
+with importing("grpo", "es-cookbook[baselines]", "trl"):
     from trl import import_utils
-except ImportError as missing:
-    raise not_installed("grpo", "trl", "es-cookbook[baselines]") from missing
 
 with mock.patch.object(import_utils, "is_vllm_available", return_value=False):
     from trl.trainer.grpo_config import GRPOConfig

@@ -17,7 +17,7 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import UNNAMED, run_cli
-from es_cookbook.common.errors import ConfigError, serving
+from es_cookbook.common.errors import ConfigError, importing
 from es_cookbook.common.terminal import printable, say
 from es_cookbook.plugins.report.writing import MEGABYTES, write_report
 from es_cookbook.runs.directory.directory import REPORT
@@ -46,7 +46,7 @@ def main(report: Report) -> None:
     written = Path(report.output or (paths[0] / REPORT if len(paths) == 1 else REPORT))
     say(f"reading {', '.join(map(str, paths[:3]))}")
     if report.watch:
-        with serving("watch"):
+        with importing("watch", "es-cookbook[serve]", "starlette", "uvicorn"):
             from es_cookbook.plugins.report.serving import watch
         return anyio.run(watch, paths, report.megabytes)
     print(printable(write_report(paths, written, megabytes=report.megabytes)), flush=True)
