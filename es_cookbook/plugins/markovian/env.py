@@ -74,8 +74,11 @@ def given_answer(text: str, gold: str, extraction: Extraction = "auto") -> str |
     readers = {"tag": extract_answer, "anchor": _anchored, "integer": _integer}
     if extraction != "auto":
         return readers[extraction](text)
-    given = (read(text) for kind, read in readers.items() if kind != "integer" or _value(gold))
-    return next((each for each in given if each is not None), _first_line(text))
+    for kind, read in readers.items():
+        given = read(text)
+        if given is not None and (kind != "integer" or _value(gold) is not None):
+            return given
+    return _first_line(text)
 
 
 def is_right(given: str | None, gold: str) -> bool:

@@ -30,6 +30,7 @@ THOUGHT = "3+5=8, then 8+9=17, so 19."
         ("x is 1,234 or 5", "1234", "integer", "1234"),
         ("", "7", "integer", None),
         ("7 because 3+4", "7", "auto", "7"),
+        ("0 because 3-3", "0", "auto", "0"),
         ("Paris\nFrance", "Paris", "auto", "Paris"),
     ],
 )
