@@ -60,7 +60,7 @@ from es_cookbook.plugins.gradients.commands.compare_gradients import (
     rollouts,
     train,
 )
-from es_cookbook.plugins.sweep import batch_of
+from es_cookbook.plugins.sweep.in_turn import batch_of
 from es_cookbook.rl.types import Metrics
 from es_cookbook.runs import choosing, recorder
 from es_cookbook.runs.config import Config

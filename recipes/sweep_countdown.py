@@ -15,7 +15,8 @@ from collections.abc import Mapping
 import chz
 
 from es_cookbook.common.cli import run_cli
-from es_cookbook.plugins.sweep import SweepSettings, Value, Values, sweep
+from es_cookbook.plugins.sweep.loop import SweepSettings, sweep
+from es_cookbook.plugins.sweep.search import Value, Values
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 
 

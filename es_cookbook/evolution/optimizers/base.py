@@ -102,6 +102,8 @@ class OptimizerBuilder(ABC):
 
     finds: ClassVar[Collection[str]] = ()
     """Fields that may be `AUTO`."""
+    not_carried: ClassVar[Collection[str]] = ()
+    """Fields that are not taken from a recipe's settings of `es`."""
 
     population_size: int = chz.field(default=30, doc="genomes per generation")
 
@@ -149,7 +151,8 @@ class OptimizerBuilder(ABC):
 
         Values that are `AUTO` there are found for this one, too.
         """
-        return {name: value for name, value in es.items() if name in chz.chz_fields(cls)}
+        names = chz.chz_fields(cls).keys() - set(cls.not_carried)
+        return {name: value for name, value in es.items() if name in names}
 
     @classmethod
     def carried_over(cls, es: Mapping[str, object]) -> dict[str, object]:

@@ -21,9 +21,9 @@ The distribution begins around the base, or in a fork around the last mean of th
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 import chz
 import numpy as np
@@ -53,18 +53,15 @@ class _OffsetsBuilder(OptimizerBuilder):
         otherwise: the other optimizer.
     """
 
+    # Sigma is in the units of a small space, and adapts.
+    not_carried: ClassVar[Collection[str]] = ("sigma",)
+
     name = package = otherwise = ""
     least, most = 1, 2**31
     sigma: float = chz.field(
         default=0.05,
         doc="standard deviation of the first generation, in the parameters' own units; it adapts",
     )
-
-    @classmethod
-    @override
-    def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
-        """Drop sigma, which is in the units of a small space, and adapts."""
-        return {name: value for name, value in super().carried(es).items() if name != "sigma"}
 
     @chz.validate
     def _shared_fields(self) -> None:

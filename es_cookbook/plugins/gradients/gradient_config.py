@@ -17,10 +17,7 @@ from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.config import RunConfig
 
 _AT_ONE = functools.partial(SamplingParams, temperature=1.0)
-MAY_DIFFER = (
-    *("log_path", "behavior_if_log_dir_exists", "trackers"),
-    *("engine", "checkpoint_every"),
-)
+MAY_DIFFER = ("log_path", "behavior_if_log_dir_exists", "trackers", "engine", "checkpoint_every")
 """Fields that a resumed run may change: where it is kept, shown and run."""
 
 

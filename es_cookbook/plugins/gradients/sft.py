@@ -25,12 +25,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import chz
 
-from es_cookbook.cli.options import recipe_defaults
+from es_cookbook.cli.options import new_output, recipe_defaults
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, DataError, nearest, not_installed
@@ -104,9 +103,7 @@ def main(config: SFTConfig) -> None:
         DataError: There are no rows, or one cannot be used.
         ModelError: The model cannot be read.
     """
-    output = Path(config.output)
-    if output.exists():
-        raise ConfigError(f"output {config.output!r} is there already; give another one")
+    output = new_output(config.output)
     config.dataset.check()
     from es_cookbook.checkpoints.models import load_tokenizer, no_progress_bar
     from es_cookbook.plugins.gradients.learner import Learner

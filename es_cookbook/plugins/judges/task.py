@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import chz
 from typing_extensions import override
@@ -89,15 +88,23 @@ class JudgedTask(Task):
     def env_maker(
         self, observation: Observation, reward: RewardFunction, row: Row
     ) -> Callable[[], ProblemEnv]:
-        given = self.task_weight, observation, reward, row, self.full_reward
-        return functools.partial(JudgedEnv, *given)
+        return functools.partial(
+            JudgedEnv, observation, reward, row, self.full_reward, self.task_weight
+        )
 
 
 class JudgedEnv(TaskEnv):
     """One row, whose own score counts with a weight and is the metric `task_reward`."""
 
-    def __init__(self, weight: float, *given: Any) -> None:  # noqa: ANN401
-        super().__init__(*given)
+    def __init__(
+        self,
+        observation: Observation,
+        reward: RewardFunction,
+        row: Row,
+        full_reward: float | None,
+        weight: float,
+    ) -> None:
+        super().__init__(observation, reward, row, full_reward)
         self._weight = weight
 
     @override

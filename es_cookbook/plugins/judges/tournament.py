@@ -2,7 +2,7 @@
 
 A player is a number from 0 to n - 1, and a pair (i, j) has i < j. With n players
 
-    round_robin      n (n - 1) / 2 pairs: each meets all others
+    round robin      n (n - 1) / 2 pairs: each meets all others
     ring             n k / 2: each meets k others, drawn by a seed; results are comparable, because
                      players are linked by others whom both have met
 
@@ -27,6 +27,7 @@ opponents, and fitness compares genomes anew in each generation. Also eliminatio
 about all but the winner, while a population's fitness needs all.
 """
 
+import itertools
 import math
 import random
 from collections import Counter
@@ -46,15 +47,6 @@ Compare: TypeAlias = Callable[[str, str], Awaitable[float]]
 """A judge's probability that the first of two answers is the better one; EnvError if lost."""
 
 
-def round_robin(n: int) -> list[PlayerPair]:
-    """Return all pairs of `n` players.
-
-    >>> round_robin(3)
-    [(0, 1), (0, 2), (1, 2)]
-    """
-    return [(i, j) for i in range(n) for j in range(i + 1, n)]
-
-
 def ring(n: int, k: int, seed: int) -> list[PlayerPair]:
     """Return pairs in which each of `n` players meets `k` others on a shuffled circle.
 
@@ -64,7 +56,7 @@ def ring(n: int, k: int, seed: int) -> list[PlayerPair]:
     (12, 28)
     """
     if k >= n - 1:
-        return round_robin(n)
+        return list(itertools.combinations(range(n), 2))
     circle = list(range(n))
     random.Random(seed).shuffle(circle)
     places = [(at, (at + step) % n) for step in range(1, k // 2 + 1) for at in range(n)]

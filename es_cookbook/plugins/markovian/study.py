@@ -26,6 +26,7 @@ from typing import TypeAlias, cast
 import chz
 
 from es_cookbook.cli.evaluate.report import compared, compared_line
+from es_cookbook.cli.options import new_output
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
@@ -196,12 +197,11 @@ def main(config: Config) -> None:
     """Study, write the files, and print the results.
 
     Raises:
-        ConfigError: `output` is there already.
+        ConfigError: `output` is there already, or it is in the run directory.
         KeyboardInterrupt: It was stopped; nothing is written.
     """
-    output = Path(config.output or f"{config.log_path.rstrip('/')}-study")
-    if output.exists() or not output.absolute().parent.is_dir():
-        raise ConfigError(f"output must be a new directory in one that exists, found {output}")
+    name = config.output or f"{config.log_path.rstrip('/')}-study"
+    output = new_output(name, config.log_path)
     if config.plots:
         require_matplotlib()
     names = [name for name in (config.log_path, config.against) if name]

@@ -33,7 +33,7 @@ clipped to ±1.5 where codes cannot move any further.
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 import chz
@@ -53,6 +53,7 @@ class QES(ES):
 
     adds_terms: ClassVar[bool] = False
     finds: ClassVar[Collection[str]] = ()  # A found sigma is not a number of codes.
+    not_carried: ClassVar[Collection[str]] = ("sigma", "learning_rate")  # Here they are in codes.
 
     sigma: float = chz.field(
         default=5e-3, doc="standard deviation of the perturbations before rounding, in codes"
@@ -66,13 +67,6 @@ class QES(ES):
     residual_decay: float = chz.field(
         default=0.9, doc="share of the rounding error that is carried to the next generation"
     )
-
-    @classmethod
-    @override
-    def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
-        """Carry no sigma and learning rate over from es: here they are in codes."""
-        scales = ("sigma", "learning_rate")
-        return {name: value for name, value in super().carried(es).items() if name not in scales}
 
     @chz.validate
     def _residual(self) -> None:

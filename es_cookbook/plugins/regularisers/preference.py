@@ -63,13 +63,12 @@ class _PairEnv(Env):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PairProblem(EnvGroupBuilder):
-    """A prompt and two answers to it, as tokens; `relative_to_base` subtracts the base's margin."""
+    """A prompt and two answers to it, as tokens."""
 
     prompt_T: tuple[int, ...]
     chosen_T: tuple[int, ...]
     rejected_T: tuple[int, ...]
     beta: float
-    relative_to_base: bool
 
     @override
     async def make_envs(self, num_envs: int) -> EnvGroup:
@@ -85,7 +84,7 @@ class PairProblem(EnvGroupBuilder):
     async def compute_group_rewards(
         self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
     ) -> Sequence[GroupReward]:
-        base = await self.margin(policies[0].base) if self.relative_to_base else 0.0
+        base = await self.margin(policies[0].base)
         return [
             GroupReward(0.0)
             if isinstance(trajectory, LostRollout)
@@ -112,8 +111,7 @@ class PreferencePairs(Regulariser):
         margin = log π(y⁺ | x) − log π(y⁻ | x)       reward = log sigmoid(β (margin − margin_base))
 
     which is minus the loss of DPO (Rafailov et al. 2023, arXiv:2305.18290), whose gradient an
-    evolution strategy estimates like any reward's. With `relative_to_base` false the base's margin
-    is left out, and the reward is the likelihood of the preference under the model itself.
+    evolution strategy estimates like any reward's.
 
     Pitfall: the reward depends on a difference, so both answers may become less likely together;
     adding KL to the base limits that. And a margin is a sum over tokens, in which one long answer
@@ -131,9 +129,6 @@ class PreferencePairs(Regulariser):
         default=True, doc="render a row's prompt as a chat, if the model has a chat template"
     )
     beta: float = chz.field(default=0.1, doc="inverse scale of the margin, as in DPO")
-    relative_to_base: bool = chz.field(
-        default=True, doc="subtract the base's own margin, as in DPO"
-    )
 
     @chz.validate
     def _ranges(self) -> None:
@@ -173,7 +168,7 @@ class PreferencePairs(Regulariser):
                 f"its prompt and longer answer have {length} tokens together, more than the "
                 f"engine's context of {context_length} tokens"
             )
-        return PairProblem(prompt_T, chosen_T, rejected_T, self.beta, self.relative_to_base)
+        return PairProblem(prompt_T, chosen_T, rejected_T, self.beta)
 
     def _answer(self, text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
         """Return the tokens of an answer and its end."""

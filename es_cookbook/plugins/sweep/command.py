@@ -86,10 +86,11 @@ def _as_number(text: str) -> int | float | None:
 
 
 def _range(text: str) -> Range:
-    low, high, *more = [*text.split(":"), ""][:4]
-    if more not in (["log", ""], [""]):
+    low, _, rest = text.partition(":")
+    high, colon, log = rest.partition(":")
+    if not rest or (colon and log != "log"):
         raise ConfigError("must be LOW:HIGH or LOW:HIGH:log")
-    return Range(_number(low), _number(high), more[0] == "log")
+    return Range(_number(low), _number(high), log == "log")
 
 
 def _number(text: str) -> float:

@@ -99,7 +99,9 @@ async def train(config: Config, share: Share, output: Path) -> str:
                 await process.exited()
             await process.end()
     code = process.exit_code or 0
-    return f"its process {process.how()}" if code < 0 else _last_line(output) if code else ""
+    if code < 0:
+        return f"its process {process.how()}"
+    return _last_line(output) if code else ""
 
 
 def _last_line(output: Path) -> str:

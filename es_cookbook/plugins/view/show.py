@@ -27,6 +27,7 @@ from es_cookbook.plugins.view.runs import (
     shown_path,
     updated,
 )
+from es_cookbook.runs.config import RunConfig
 from es_cookbook.runs.directory.opening import flattened
 from es_cookbook.runs.tracking.findings import all_findings
 from es_cookbook.runs.tracking.jsonl import PASS_AT, REWARD, reported
@@ -40,13 +41,7 @@ from es_cookbook.runs.tracking.reading import (
     task_of,
 )
 
-_ALWAYS = (
-    *("model_name", "dataset", "method", "optimizer", "optimizer.sigma", "optimizer.learning_rate"),
-    *("optimizer.population_size", "learning_rate", "attempts", "sampling.temperature"),
-    *("num_generations", "seed"),
-)
-"""Fields that are shown for a run without a recipe, in this order."""
-_MOST = 16
+_MOST = 24
 """Number of fields of a Config that are shown."""
 
 
@@ -124,7 +119,8 @@ def _recipe_defaults(run: RunFiles) -> Mapping[str, object] | None:
 def _fields(run: RunFiles, defaults: Mapping[str, object] | None, width: float) -> list[str]:
     """Return `field  value (default)` for fields that differ from the recipe's defaults."""
     if defaults is None:
-        found = {path: "" for path in _ALWAYS if path in run.config}
+        common = (path for path in RunConfig.common_options if path in run.config)
+        found = {path: "" for path in common if is_of_training(path)}
     else:
         found = {
             path: f"  (default {_value(defaults[path])})" if path in defaults else ""

@@ -13,7 +13,7 @@ Genomes that were lost are left out, and N counts the others; without the centre
 baseline. Left out: the reuse of the last step's losses, which halves the forward passes.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 import chz
@@ -33,6 +33,7 @@ class FZOO(ES):
     """ES with steps divided by the spread of fitness, around the centre's (Dang et al. 2025)."""
 
     finds: ClassVar[Collection[str]] = ()  # Not of unit variance around the centre's fitness.
+    not_carried: ClassVar[Collection[str]] = ("antithetic", "evaluate_centre")
 
     sigma: float = chz.field(default=1e-4, doc="standard deviation of the perturbations, ε")
     learning_rate: float = chz.field(
@@ -51,13 +52,6 @@ class FZOO(ES):
                 "fzoo compares one-sided perturbations with the centre: leave antithetic and "
                 "evaluate_centre out, or take optimizer=es"
             )
-
-    @classmethod
-    @override
-    def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
-        """Return all settings but how genomes are drawn."""
-        fixed = ("antithetic", "evaluate_centre")
-        return {name: value for name, value in super().carried(es).items() if name not in fixed}
 
     @override
     def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> ESOptimizer:

@@ -219,8 +219,7 @@ class CountdownEnv(ProblemEnv):
     """One attempt at one Countdown problem."""
 
     observation: Observation
-    numbers: tuple[int, ...]
-    target: int
+    problem: Problem
     reward: CountdownReward
 
     def __post_init__(self) -> None:
@@ -228,8 +227,9 @@ class CountdownEnv(ProblemEnv):
 
     @override
     def grade(self, text: str) -> Grade:
-        problem, in_think = (self.numbers, self.target), self.observation.opened == THINK_OPEN
-        return grade_countdown(text, *problem, self.reward, prompt_ends_in_think=in_think)
+        numbers, target = self.problem.numbers, self.problem.target
+        in_think = self.observation.opened == THINK_OPEN
+        return grade_countdown(text, numbers, target, self.reward, prompt_ends_in_think=in_think)
 
 
 MAX_SEARCHED_NUMBERS = 5
@@ -283,9 +283,8 @@ class CountdownDatasetBuilder(SourcedDatasetBuilder[Problem]):
         observation = render_observation(tokenizer, text, chat=chat, prefill=self.prefill)
         solution = problem.solution or _solution(name, problem)
         gold = f"<think>{solution} = {problem.target}</think>\n<answer>{solution}</answer>"
-        given = observation, problem.numbers, problem.target, self.reward
+        make_env = functools.partial(CountdownEnv, observation, problem, self.reward)
         contents = (digest_of(f"countdown {problem.key}"),)
-        make_env = functools.partial(CountdownEnv, *given)
         gold = gold.removeprefix(observation.opened)
         return ProblemGroupBuilder(make_env, name, gold, contents=contents)
 

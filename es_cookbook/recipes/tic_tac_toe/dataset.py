@@ -207,7 +207,9 @@ class _OpponentEnv(Env):
             observation = self.prompts(self.position)
             return StepResult(0.0, False, observation, {"illegal": 0.0})
         won = winner(self.position)
-        return self._ended(0 if won is None else 1 if won == self.mark else -1, 0.0)
+        if won is None:
+            return self._ended(0, 0.0)
+        return self._ended(1 if won == self.mark else -1, 0.0)
 
     def _let_opponent_move(self) -> None:
         if legal_moves(self.position) and mover(self.position) != self.mark:
@@ -270,8 +272,9 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
         for opponent, count in games.items():
             for opening, mark, game in itertools.product(held_out, _MARKS, range(count)):
                 seed = derive_seed(0, "tic_tac_toe/held_out", game)
-                given = opening, prompts, mark, opponent, seed, self.draw
-                make_env = functools.partial(_OpponentEnv, *given)
+                make_env = functools.partial(
+                    _OpponentEnv, opening, prompts, mark, opponent, seed, self.draw
+                )
                 # Without a name an evaluation numbers it.
                 found.append(ProblemGroupBuilder(make_env, "", contents=(_digest(opening),)))
         return found

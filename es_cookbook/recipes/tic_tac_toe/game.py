@@ -32,7 +32,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.plugins.judges.tournament import round_robin
 from es_cookbook.rl.data.generated import Fold
 from es_cookbook.rl.messages.thoughts import spoken
 
@@ -227,7 +226,7 @@ class Tournament:
         """Play each pair with both colours, all games a move at a time."""
         if len(self.counts) < 2:
             return
-        one, other = np.array(round_robin(len(self.counts)), dtype=np.int64).T
+        one, other = np.triu_indices(len(self.counts), 1)
         x_N, o_N = np.concatenate([one, other]), np.concatenate([other, one])
         result_N = np.zeros_like(x_N)
         at = {self.opening: np.arange(len(x_N))}

@@ -81,7 +81,7 @@ def test_a_run_is_studied_against_another_and_read_by_other_models(
     assert all(f"<!-- {damage} -->" in drawn.replace("_", "_") for damage in DAMAGES)
     with pytest.raises(SystemExit):
         run_cli(main, Config, (f"log_path={run}", f"output={output}"))
-    assert "output must be a new directory" in capsys.readouterr().err
+    assert "is there already; give another one" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ async def test_a_pair_is_scored_by_genome_and_base_and_nothing_is_sampled(engine
     genomes = [noisy(1, 0.2), noisy(2, 0.2), Genome(())]
     moved = Step((Term(9, 0.3),))
     await engine.apply(moved)  # The base stays what it was.
-    group = await rollout(engine, PairProblem(*PAIR, 0.5, True), *genomes, attempts=2)
+    group = await rollout(engine, PairProblem(*PAIR, 0.5), *genomes, attempts=2)
     await engine.load(genomes)
     *own_G, base = await margins(engine, 0, 1, 2, "base")
     for own, rewards_K in zip(own_G, group.rewards_G_K, strict=True):
@@ -100,9 +100,6 @@ async def test_a_pair_is_scored_by_genome_and_base_and_nothing_is_sampled(engine
     assert metrics["env/preference/margin"] == pytest.approx(sum(own_G) / 3, abs=1e-4)
     assert metrics["env/preference/preferred"] == pytest.approx(sum(m > 0 for m in own_G) / 3)
     assert sum(t.num_tokens for ts in group.trajectories_G_K for t in ts if t) == 0  # pyright: ignore
-    alone = await rollout(engine, PairProblem(*PAIR, 0.5, False), *genomes)
-    expected_G = [[-math.log1p(math.exp(-0.5 * own))] for own in own_G]
-    assert alone.rewards_G_K == [pytest.approx(reward, abs=1e-5) for reward in expected_G]
     await engine.restore([])
 
 
@@ -120,7 +117,7 @@ class Deaf(FakeEngine):
 
 async def test_a_lost_scoring_is_a_lost_rollout_and_the_base_scores_once() -> None:
     engine = Deaf()
-    group = await rollout(engine, PairProblem(*PAIR, 0.1, True), *[noisy(s, 1.0) for s in range(5)])
+    group = await rollout(engine, PairProblem(*PAIR, 0.1), *[noisy(s, 1.0) for s in range(5)])
     assert [math.isnan(reward) for (reward,) in group.rewards_G_K] == [True] + [False] * 4
     assert engine.asked_base == 2, "once for each answer, not for each genome"
     assert engine.requests == []
@@ -136,12 +133,12 @@ async def test_rows_become_pairs_of_tokens(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "pairs.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
     (found,) = pairs_of(source, problems_per_generation=1, beta=0.3)
     letters = [ord(letter) - 32 for letter in "abc"]
-    assert found == PairProblem((letters[0],), (letters[1],), (letters[2],), 0.3, True)
+    assert found == PairProblem((letters[0],), (letters[1],), (letters[2],), 0.3)
     tokenizer = FakeEngine().tokenizer
     tokenizer.eos_token = "!"
     builder = PreferencePairs(source=source, weight=1.0, problems_per_generation=1)
     (ended,) = builder(tokenizer, 64, 0)(0, [])
-    assert ended == PairProblem((letters[0],), (letters[1], 1), (letters[2], 1), 0.1, True), "ends"
+    assert ended == PairProblem((letters[0],), (letters[1], 1), (letters[2], 1), 0.1), "ends"
 
 
 @pytest.mark.parametrize("kind", ["kl", "preference"])

@@ -7,9 +7,8 @@ import pytest
 
 from es_cookbook.common.cli import run_with_fields
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.plugins.sweep import Range, Values
 from es_cookbook.plugins.sweep.command import Sweep, maker, searched
-from es_cookbook.plugins.sweep.search import grid
+from es_cookbook.plugins.sweep.search import Range, Values, grid
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from es_cookbook.runs.config import Config
 from tests.said import refused, typed

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.recipes.countdown.arithmetic import CountdownReward, evaluate
-from es_cookbook.recipes.countdown.dataset import CountdownEnv, solve
+from es_cookbook.recipes.countdown.dataset import CountdownEnv, Problem, solve
 from es_cookbook.rl.types import Action, Observation
 
 
@@ -45,7 +45,7 @@ def test_what_can_be_solved(numbers: list[int], target: int, solvable: bool) -> 
 async def test_metrics_keep_answer_and_form_apart(
     text: str, reward: float, metrics: tuple[float, ...]
 ) -> None:
-    env = CountdownEnv(Observation((1,)), (2, 3, 4), 10, CountdownReward())
+    env = CountdownEnv(Observation((1,)), Problem((2, 3, 4), 10), CountdownReward())
     result = await env.step(Action((1,), text, "stop"))
     assert result.reward == pytest.approx(reward)
     names = ("correct", "format", "well_formed", "correct_well_formed")

@@ -66,7 +66,8 @@ from es_cookbook.plugins.gradients.grpo import config as grpo
 from es_cookbook.plugins.gradients.grpo import main as train_by_grpo
 from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.plugins.report.plots import draw_runs, require_matplotlib
-from es_cookbook.plugins.sweep import batch_of, by_label, check_comparison, rollouts_of
+from es_cookbook.plugins.sweep.in_turn import batch_of, rollouts_of
+from es_cookbook.plugins.sweep.many_runs import by_label, check_comparison
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.rl.data.problem_dataset import check_attempted
 from es_cookbook.rl.objectives import Mean
@@ -204,7 +205,7 @@ def first_config(recipe: str, name: str) -> AnyConfig:
     if name == "grpo":
         return of_recipe(grpo.Config, recipe)
     if name in GRADIENTS:
-        own = {"method": name} | ({"attempts": "1"} if name == "gold" else {})
+        own = {"method": name, "attempts": "1"} if name == "gold" else {"method": name}
         return built(of_recipe(policy_gradient.Config, recipe), own)
     config = recipe_defaults(recipe)
     if name == "rewards":
@@ -333,8 +334,8 @@ async def final_metrics(
         if second is None:
             return found
         other_P = (await second.dataset(engine.tokenizer)).test_P
-        of = engine.tokenizer, engine.traits.context_length, second.sampling
-        await check_attempted(other_P, *of)
+        context_length = engine.traits.context_length
+        await check_attempted(other_P, engine.tokenizer, context_length, second.sampling)
         of_other = await evaluate(second.sampler(engine), other_P)
         return found | {f"second/{key}": value for key, value in of_other.items()}
 

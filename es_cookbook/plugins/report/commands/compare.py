@@ -26,18 +26,13 @@ from es_cookbook.common.options import built
 from es_cookbook.common.terminal import say
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.plugins.report.plots import draw_runs, require_matplotlib
-from es_cookbook.plugins.sweep import (
-    by_label,
-    check_comparison,
-    check_not_set,
-    refuse_unequal_rollouts,
-    run_all,
-)
+from es_cookbook.plugins.sweep.in_turn import refuse_unequal_rollouts, run_all
+from es_cookbook.plugins.sweep.many_runs import by_label, check_comparison, check_not_set
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.tracking.curves import table
 from es_cookbook.runs.tracking.jsonl import CORRECT
-from es_cookbook.runs.tracking.reading import read_run
+from es_cookbook.runs.tracking.reading import RunFiles, read_run
 from es_cookbook.runs.tracking.trackers import TrackersBuilder
 
 _REFUSED = {
@@ -98,12 +93,12 @@ def main(compare: Compare, fields: Mapping[str, str]) -> None:
     compared = runs(compare, fields)
     require_matplotlib()
     run_all([config for configs in compared.values() for config in configs])
-    found = {
-        name: [read_run(Path(config.log_path)) for config in configs]
-        for name, configs in compared.items()
-    }
-    for problem in (problem for of in found.values() for run in of for problem in run.problems):
-        say(problem)
+    found: dict[str, list[RunFiles]] = {}
+    for name, configs in compared.items():
+        found[name] = [read_run(Path(config.log_path)) for config in configs]
+        for run in found[name]:
+            for problem in run.problems:
+                say(problem)
     text = table(found, compare.metric)
     written = compare.directory / "comparison"
     replace_file(written.with_suffix(".md"), [text.encode(), b"\n"])

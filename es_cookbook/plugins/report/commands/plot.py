@@ -50,15 +50,17 @@ def main(config: Plot) -> None:
     if output.suffix in (".png", ".svg"):
         output = output.with_suffix("")
     runs = [read_run(path) for path in dict.fromkeys(map(Path, config.log_path))]
-    for problem in (problem for run in runs for problem in run.problems):
-        say(problem)
+    for run in runs:
+        for problem in run.problems:
+            say(problem)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot("make", output.parent, error, needed=4096) from error
     tasks = " and ".join(dict.fromkeys(task_of(run.config) for run in runs))
-    how = {"task": tasks, "title": config.title}
-    written = draw_runs(output, grouped(runs), config.metric, config.x, **how)
+    written = draw_runs(
+        output, grouped(runs), config.metric, config.x, task=tasks, title=config.title
+    )
     print(f"written to {', '.join(map(str, written))}")
 
 
