@@ -31,8 +31,13 @@ MOST_VALUES = 1 << 20
 LONGEST_STOPS = 2048
 """Total characters of a request's stop strings, with which each new token is compared."""
 _IDLE = (
-    *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
-    *("service_tier", "store", "user"),
+    "metadata",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
 )
 """Accepted fields about accounts, caches and records."""
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {

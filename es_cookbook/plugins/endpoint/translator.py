@@ -234,9 +234,15 @@ class Translator:
         text = prompt.opening + sampled
         if prompt.form is None:
             return Answer(text, (), action.stop_reason, action)
-        schemas = [tool.schema for tool in prompt.tools]
-        given = self.tokenizer, prompt.form, prompt.tokens_T, action
-        parsed = read_turn(*given, text=sampled, opening=prompt.opening, schemas=schemas)
+        parsed = read_turn(
+            self.tokenizer,
+            prompt.form,
+            prompt.tokens_T,
+            action,
+            text=sampled,
+            opening=prompt.opening,
+            schemas=[tool.schema for tool in prompt.tools],
+        )
         if not parsed.calls:
             return Answer(text, (), action.stop_reason, action)
         # An answer that was cut counts as cut, also after a call.

@@ -129,7 +129,9 @@ def main(config: ReconsiderConfig, fields: Mapping[str, str]) -> None:
 
 
 def _described(turn: Transition | None, tokenizer: Tokenizer) -> dict[str, object] | None:
-    return turn and {
+    if turn is None:
+        return None
+    return {
         "prompt": str(tokenizer.decode(list(turn.observation.tokens_T))),
         "text": turn.action.text,
         "reward": turn.reward,
@@ -161,8 +163,10 @@ async def ask_twice(
 
         say(f"asking {plural(len(problems_P), 'problem')}, twice each")
         first = await ask(problems_P)
-        pairs_P = zip(problems_P, first[0], strict=True)
-        again_P = [_Again(problem, turn and after(turn)) for problem, turn in pairs_P]
+        again_P = [
+            _Again(problem, None if turn is None else after(turn))
+            for problem, turn in zip(problems_P, first[0], strict=True)
+        ]
         second = await ask(again_P, derive_seed(config.seed, "second pass"))
         trained_on = measuring.trained_on(subject, generation, problems_P)
         return first, second, engine.tokenizer, trained_on

@@ -55,8 +55,16 @@ _LLAMA3_FACTORS = (8.0, 32.0)
 _SPLITS_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 """Kinds that split off every digit and then split as GPT-2 does."""
 WHOLE_WORDS = (
-    *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
-    *("jina-v5-nano", "tekken"),
+    "llama-bpe",
+    "llama3",
+    "llama-v3",
+    "falcon3",
+    "falcon-h1",
+    "pixtral",
+    "midm-2.0",
+    "lfm2",
+    "jina-v5-nano",
+    "tekken",
 )
 """Kinds that use whole words of the vocabulary without merges, and begin texts with BOS."""
 _SPLITS_AS_GPT2 = ("", "default", "gpt-2")
@@ -370,17 +378,15 @@ def _with_its_tokens(
     # If a file does not say, llama.cpp decides by the kind of tokenizer.
     kinds = (metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
     is_begun = any(kind in ("llama", *WHOLE_WORDS) for kind in kinds)
-    ends = {"bos": is_begun, "eos": False}
-    added = {
-        name: (tokens[token], token)
-        for name, default in ends.items()
-        if metadata.get(f"tokenizer.ggml.add_{name}_token", default)
-        if (token := _special_token(metadata, name)) is not None
-    }
+    template, added = ["$A"], list[tuple[str, int]]()
+    for name, default in (("bos", is_begun), ("eos", False)):
+        token = _special_token(metadata, name)
+        if token is not None and metadata.get(f"tokenizer.ggml.add_{name}_token", default):
+            template.insert(0 if name == "bos" else len(template), tokens[token])
+            added.append((tokens[token], token))
     if added:
-        text = [added[name][0] if name in added else name for name in ("bos", "$A", "eos")]
         tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-            single=[each for each in text if each not in ends], special_tokens=[*added.values()]
+            single=template, special_tokens=added
         )
     return tokenizer
 

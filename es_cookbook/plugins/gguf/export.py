@@ -252,7 +252,9 @@ def _end_tokens(directory: Path) -> set[int]:
     if not (directory / "generation_config.json").is_file():
         return set()
     found = cast("int | list[int] | None", GenerationConfig.from_pretrained(directory).eos_token_id)
-    return set(found if isinstance(found, list) else () if found is None else (found,))
+    if found is None:
+        return set()
+    return set(found) if isinstance(found, list) else {found}
 
 
 def _tokens(

@@ -82,28 +82,29 @@ def _reason(error: BaseException, what: str) -> str:
     """Return the rest of an error's sentence that begins with the Hub's address."""
     from huggingface_hub import errors, get_token
 
-    given = f"with the token in {TOKEN}" if get_token() else f"without a token ({TOKEN} is not set)"
+    token = get_token()
+    given = f"with the token in {TOKEN}" if token else f"without a token ({TOKEN} is not set)"
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return "is not contacted, because HF_HUB_OFFLINE is set"
+    if isinstance(error, errors.HFValidationError):
+        return f"has no {what}: a name there is owner/name in letters, digits, '-', '_' and '.'"
+    if isinstance(error, errors.GatedRepoError):
+        return f"requires an account to accept terms for {what}; the request was made {given}"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"has no {what}, or it is private; the request was made {given}"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"has no such revision of {what}"
     status = _status(error)
-    match error:
-        case errors.OfflineModeIsEnabled():
-            return "is not contacted, because HF_HUB_OFFLINE is set"
-        case errors.HFValidationError():
-            return f"has no {what}: a name there is owner/name in letters, digits, '-', '_' and '.'"
-        case errors.GatedRepoError():
-            return f"requires an account to accept terms for {what}; the request was made {given}"
-        case errors.RepositoryNotFoundError():
-            return f"has no {what}, or it is private; the request was made {given}"
-        case errors.RevisionNotFoundError():
-            return f"has no such revision of {what}"
-        case _ if status == 401:
-            return f"does not accept the token that is set ({TOKEN}, or by `hf auth login`)"
-        case _ if status == 403:
-            return f"refuses {what}: the request was made {given}, which does not give this access"
-        case _ if status is not None:
-            return f"answered with status {status}"
-        case _:
-            reason = with_class(error).replace(get_token() or "\0", "…")
-            return f"gave no usable answer ({reason:.300})"
+    if status == 401:
+        return f"does not accept the token that is set ({TOKEN}, or by `hf auth login`)"
+    if status == 403:
+        return f"refuses {what}: the request was made {given}, which does not give this access"
+    if status is not None:
+        return f"answered with status {status}"
+    reason = with_class(error)
+    if token:
+        reason = reason.replace(token, "…")
+    return f"gave no usable answer ({reason:.300})"
 
 
 def _status(error: BaseException | None) -> int | None:

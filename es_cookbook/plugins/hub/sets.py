@@ -46,21 +46,21 @@ def open_set(source: NamedSet) -> Callable[[], Iterator[Row]]:
     Raises:
         DataError: The set, configuration or split does not exist.
     """
-    if source.is_directory and (saved := _saved(source)):
-        return partial(_rows, source, saved)
     if source.is_directory:
-        return partial(_rows, source, _of_split(source, _resolved(source, None)))
+        files = _saved(source) or _of_split(source, _resolved(source, None))
+        return partial(_rows, source, files)
     try:
         with asking(f"dataset {source.name}"):
             revision = _checked_revision(source)
     except HubError as error:
+        is_cached = True
         revision, splits = _recorded(source, error)
-        what = source.option, source.name, error
-        _logger.warning("%s: %s is read from the cache: %s", *what)
-        paths, is_cached = _of_split(source, splits), True
+        _logger.warning("%s: %s is read from the cache: %s", source.option, source.name, error)
     else:
+        is_cached = False
         splits = _resolved(source, revision)
-        paths, is_cached = _of_split(source, splits), False
+    paths = _of_split(source, splits)
+    if not is_cached:
         _record(source, revision, splits)
     return partial(_rows, source, _fetched(source, revision, paths, is_cached))
 
@@ -81,20 +81,26 @@ def _fetched(
     """Yield files in the Hub's cache; each is fetched when it is needed, unless it is there."""
     from huggingface_hub import hf_hub_download
 
-    how: Any = {"repo_type": "dataset", "revision": revision, "local_files_only": is_cached}
     for path in paths:
         with asking(f"dataset {source.name}"):
-            found = hf_hub_download(source.name, path, **how)
-        yield found
+            file = hf_hub_download(
+                source.name,
+                path,
+                repo_type="dataset",
+                revision=revision,
+                local_files_only=is_cached,
+            )
+        yield file
 
 
 def _saved(source: NamedSet) -> Sequence[Path]:
     """Return the files of a directory of `save_to_disk`; none for other directories."""
     path = Path(source.name)
     if (path / _SEVERAL).is_file():
-        splits = {each.parent.name: () for each in sorted(path.glob(f"*/{_SAVED}"))}
+        splits = [each.parent.name for each in sorted(path.glob(f"*/{_SAVED}"))]
         split = source.configuration or source.split
-        _of_split(dataclasses.replace(source, split=split), splits)
+        if split not in splits:
+            raise _missing("split", split, splits, source)
         path = path / split
     return sorted(path.glob("data-*.arrow")) if (path / _SAVED).is_file() else ()
 
@@ -117,10 +123,12 @@ def _resolved(source: NamedSet, revision: str | None) -> _Splits:
                 raise
             raise _missing("configuration", source.configuration, names, source) from None
     settings, usual = vars(builder.config), vars(type(builder.config)())
-    if unusual := [name for name in usual.keys() - _NOT_OF_FORM if settings[name] != usual[name]]:
+    names = sorted(usual.keys() - _NOT_OF_FORM)
+    unusual = [name for name in names if settings[name] != usual[name]]
+    if unusual:
         raise DataError(
-            f"{source.name}: its card sets {', '.join(sorted(unusual))}, with which its files "
-            "cannot be read here; save its rows as JSON lines or Parquet"
+            f"{source.name}: its card sets {', '.join(unusual)}, with which its files cannot be "
+            "read here; save its rows as JSON lines or Parquet"
         )
     prefix = f"hf://datasets/{source.name}@{revision}/"
     return {

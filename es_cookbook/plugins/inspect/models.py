@@ -59,8 +59,15 @@ from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams, To
 _AT_ONCE = 1024
 """Limit on concurrent turns, which the engine batches."""
 _REFUSED = (
-    *("best_of", "frequency_penalty", "logit_bias", "logprobs", "presence_penalty"),
-    *("prompt_logprobs", "response_schema", "top_k", "top_logprobs"),
+    "best_of",
+    "frequency_penalty",
+    "logit_bias",
+    "logprobs",
+    "presence_penalty",
+    "prompt_logprobs",
+    "response_schema",
+    "top_k",
+    "top_logprobs",
 )
 """Options that change answers and that engines do not support."""
 
@@ -140,8 +147,10 @@ class _RunModel(ModelAPI):
         action = await source.answer(observation, params, self._seed(observation, config))
         parsed = Parsed(action.text)
         if chat and used:
-            given = chat.tokenizer, chat.form, observation.tokens_T, action
-            parsed = read_turn(*given, schemas=[tool.schema for tool in chat.tools])
+            schemas = [tool.schema for tool in chat.tools]
+            parsed = read_turn(
+                chat.tokenizer, chat.form, observation.tokens_T, action, schemas=schemas
+            )
         output = self._output(observation, action, parsed)
         if chat is not None:
             names.append(output.choices[0].message.id)

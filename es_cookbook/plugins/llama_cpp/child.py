@@ -145,13 +145,17 @@ class Session:
         ids, positions, sequences, is_wanted = zip(*tokens, strict=True)
         number, place = np.array(sequences, np.int32), np.arange(len(tokens))
         of_token = (number.ctypes.data + number.itemsize * place).astype(np.uintp)
-        counts = np.ones(len(tokens), np.int32)
-        arrays = (
-            *(np.array(ids, np.int32), None, np.array(positions, np.int32), counts),
-            *(of_token, np.array(is_wanted, np.int8)),
-        )
-        pointers = (None if each is None else each.ctypes.data for each in arrays)
-        return self._library.decode(context, Batch(len(tokens), *pointers))
+        batch = Batch(len(tokens))
+        arrays = {
+            "token": np.array(ids, np.int32),
+            "pos": np.array(positions, np.int32),
+            "n_seq_id": np.ones(len(tokens), np.int32),
+            "seq_id": of_token,
+            "logits": np.array(is_wanted, np.int8),
+        }
+        for name, array in arrays.items():
+            setattr(batch, name, array.ctypes.data)
+        return self._library.decode(context, batch)
 
     def _places_of_tensors(self) -> Mapping[str, int]:
         """Return the adapter's tensors: operands of the products of one pass."""

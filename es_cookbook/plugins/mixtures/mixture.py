@@ -63,11 +63,10 @@ from es_cookbook.rl.types import (
     TrajectoryGroup,
 )
 
-_SHARES = {
-    **{0: 1.0, 50: 0.9, 100: 0.8, 150: 0.7, 200: 0.6, 250: 0.55, 300: 0.53, 400: 0.51},
-    **{500: 0.49, 800: 0.42, 1000: 0.38, 2700: 0.04, 3000: 0.01},
-}
-EASY_POOL = Table(generations=tuple(_SHARES), factors=tuple(_SHARES.values()))
+EASY_POOL = Table(
+    generations=(0, 50, 100, 150, 200, 250, 300, 400, 500, 800, 1000, 2700, 3000),
+    factors=(1.0, 0.9, 0.8, 0.7, 0.6, 0.55, 0.53, 0.51, 0.49, 0.42, 0.38, 0.04, 0.01),
+)
 """Share of easy problems by generation: all in the first, one in a hundred from the 3000th on."""
 
 

@@ -14,7 +14,6 @@ experts, compressed keys, quantised weights, messages, Envs and evaluations.
 import asyncio
 import copy
 import dataclasses
-import functools
 import math
 import re
 import time
@@ -473,4 +472,5 @@ def main(config: PlanConfig) -> None:
     print(report(plan))
 
 
-cli = functools.partial(run_cli, main, PlanConfig)
+def cli() -> None:
+    run_cli(main, PlanConfig)

@@ -41,8 +41,9 @@ def differing(runs: Sequence[RunFiles]) -> list[str]:
     found: list[str] = []
     for path in dict.fromkeys(path for config in configs for path in config):
         is_explained = path.startswith(tuple(f"{field}." for field in found))
-        if _tells_apart(path) and not is_explained:
-            found += [path] if len({repr(config.get(path)) for config in configs}) > 1 else []
+        values = {repr(config.get(path)) for config in configs}
+        if _tells_apart(path) and not is_explained and len(values) > 1:
+            found.append(path)
     return found
 
 

@@ -38,8 +38,14 @@ _SHELL = 150_000
 """Bytes of a page that are not data."""
 _SCRIPTS = (
     "uplot/uPlot.iife.min.js",
-    *("text.js", "data.js", "charts.js", "rollouts.js"),
-    *("browser.js", "drawn.js", "words.js", "page.js"),
+    "text.js",
+    "data.js",
+    "charts.js",
+    "rollouts.js",
+    "browser.js",
+    "drawn.js",
+    "words.js",
+    "page.js",
 )
 _STYLES = ("uplot/uPlot.min.css", "page.css")
 

@@ -194,10 +194,9 @@ def _row(generation: int, sampled: SampledRollout, decode: Decode) -> list[str |
         actions = [transition.action.text for transition in rollout.transitions]
         later = [f"[{text}]\n{action}" for text, action in zip(seen[1:], actions[1:], strict=True)]
         answer = "\n".join([*actions[:1], *later])
-    return [
-        *(generation, sampled.problem, sampled.genome, sampled.attempt),
-        *(_text(", ".join(sampled.tags)), sampled.reward, _text(prompt), _text(answer)),
-    ]
+    tags = _text(", ".join(sampled.tags))
+    place = [generation, sampled.problem, sampled.genome, sampled.attempt]
+    return [*place, tags, sampled.reward, _text(prompt), _text(answer)]
 
 
 def _text(text: str) -> str:
@@ -226,7 +225,8 @@ def _is_reachable() -> bool:
         logger.warning(
             "W&B at %s is not reachable (%s): the run goes on, and is kept offline; `wandb sync` "
             "uploads it later",
-            *(url, error),
+            url,
+            error,
         )
         return False
     return True

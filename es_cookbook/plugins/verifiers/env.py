@@ -349,8 +349,10 @@ class _Interaction:
         chat, parsed = self._agent.chat, Parsed(action.text)
         opened = opened_thought(chat.tokenizer, observation.tokens_T)
         if self._tools.tools:
-            given = chat.tokenizer, chat.form, observation.tokens_T, action
-            parsed = read_turn(*given, schemas=[tool.schema for tool in chat.tools])
+            schemas = [tool.schema for tool in chat.tools]
+            parsed = read_turn(
+                chat.tokenizer, chat.form, observation.tokens_T, action, schemas=schemas
+            )
         return dataclasses.replace(parsed, content=spoken(whole_turn(parsed.content, opened)))
 
     async def _answered(self, message: vf.AssistantMessage, parsed: Parsed) -> bool:

@@ -31,10 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, BinaryIO
 
-_BUILT_IN = (
-    *(int, float, complex, str, bytes, bytearray, range),
-    *(tuple, list, set, frozenset, dict),
-)
+_BUILT_IN = (int, float, complex, str, bytes, bytearray, range, tuple, list, set, frozenset, dict)
 _LIBRARY = {
     "collections": ("Counter", "OrderedDict", "deque"),
     "datetime": ("date", "datetime", "time", "timedelta", "timezone"),

@@ -148,11 +148,15 @@ def _json(row: Row, name: str) -> object:
 
 def _texts(found: object) -> list[str]:
     """Return a list of texts; lists of lines are joined, and anything else gives none."""
-    texts = [
-        "\n".join(map(str, cast("list[object]", each))) if isinstance(each, list) else each
-        for each in (cast("list[object]", found) if isinstance(found, list) else [])
-    ]
-    return cast("list[str]", texts) if all(isinstance(each, str) for each in texts) else []
+    texts: list[str] = []
+    for each in cast("list[object]", found) if isinstance(found, list) else []:
+        if isinstance(each, list):
+            texts.append("\n".join(map(str, cast("list[object]", each))))
+        elif isinstance(each, str):
+            texts.append(each)
+        else:
+            return []
+    return texts
 
 
 def generate_problems(seed: int, *, is_test: bool, fold: int = 0) -> Iterator[Problem]:

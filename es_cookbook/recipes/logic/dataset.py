@@ -200,10 +200,9 @@ class LogicDatasetBuilder(FoldedDatasetBuilder):
         style = self.prompt
         text = question(problem, style)
         observation = render_observation(tokenizer, text, chat=style != "compact")
-        given = observation, problem, style, self.reward, self.timeout
         source, gold = problem.source, problem.gold
         return ProblemGroupBuilder(
-            functools.partial(LogicEnv, *given),
+            functools.partial(LogicEnv, observation, problem, style, self.reward, self.timeout),
             f"{source.task}, problem {problem.question[-60:]!r}",
             gold if style != "words" or gold is None else f"<answer>{gold}</answer>",
             contents=(digest_of(f"{source.task} {problem.question}"),),

@@ -159,9 +159,11 @@ class MathDatasetBuilder(SourcedDatasetBuilder[MathProblem]):
         is_number = problem.is_number if self.grading == "auto" else self.grading == "number"
         reward = reward_of(self.prompt, is_number=is_number)
         check_row(reward, Row(name, {"answer": problem.gold}))
-        given = name, problem.gold, reward, self.prompt, self.format_weight
+        make_env = functools.partial(
+            MathEnv, observation, name, problem.gold, reward, self.prompt, self.format_weight
+        )
         return ProblemGroupBuilder(
-            functools.partial(MathEnv, observation, *given),
+            make_env,
             name,
             gold=gold_text(problem.gold, self.prompt).removeprefix(observation.opened),
             problem_tags=problem.tags,

@@ -22,8 +22,14 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.generated import FOLDS, distinct
 
 PEOPLE = (
-    *(("Anna", "She"), ("Ben", "He"), ("Clara", "She"), ("David", "He"), ("Emma", "She")),
-    *(("Felix", "He"), ("Greta", "She"), ("Hugo", "He")),
+    ("Anna", "She"),
+    ("Ben", "He"),
+    ("Clara", "She"),
+    ("David", "He"),
+    ("Emma", "She"),
+    ("Felix", "He"),
+    ("Greta", "She"),
+    ("Hugo", "He"),
 )
 THINGS = ("apples", "books", "coins", "cards", "marbles", "pencils", "shells", "stamps")
 _LARGEST = 99

@@ -31,7 +31,8 @@ class ChatMixture(Mixture):
     @property
     @override
     def members(self) -> tuple[Part, ...]:
-        same = ("fold", "seed", "num_train", "num_test")
-        given = {name: getattr(self, name) for name in same}
-        datasets = [ChatDatasetBuilder(task=task, **given) for task in self.tasks]
+        shared = ChatDatasetBuilder(
+            fold=self.fold, seed=self.seed, num_train=self.num_train, num_test=self.num_test
+        )
+        datasets = [chz.replace(shared, task=task) for task in self.tasks]
         return (*(Part(dataset=each, tag=each.task, weight=1.0) for each in datasets), *self.parts)

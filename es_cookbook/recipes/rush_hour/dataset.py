@@ -210,8 +210,9 @@ class RushHourDatasetBuilder(SourcedDatasetBuilder[Problem]):
         observation = render_observation(tokenizer, text, chat=chat, prefill=self.prefill)
         solution = problem.solution or _solution(name, problem)
         gold = f"<think>{len(solution)}</think>\n<answer>{format_moves(solution)}</answer>"
-        given = observation, problem.board, len(solution), self.reward
-        make_env = functools.partial(RushHourEnv, *given)
+        make_env = functools.partial(
+            RushHourEnv, observation, problem.board, len(solution), self.reward
+        )
         tags, contents = (difficulty(len(solution)),), (digest_of(f"rush hour {problem.key}"),)
         gold = gold.removeprefix(observation.opened)
         return ProblemGroupBuilder(make_env, name, gold, tags, contents)
