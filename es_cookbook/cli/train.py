@@ -50,9 +50,7 @@ _SAMPLING = functools.partial(SamplingParams, stop=None)
 class TrainConfig(Config):
     """Train on rows of data: a prompt template and a reward function."""
 
-    dataset: RLDatasetBuilder = chz.field(
-        meta_factory=DATASETS, doc="training and held-out problems"
-    )
+    dataset: RLDatasetBuilder = chz.field(meta_factory=DATASETS, doc="training and test problems")
     sampling: SamplingParams = chz.field(
         default_factory=_SAMPLING, blueprint_unspecified=_SAMPLING, doc="how tokens are drawn"
     )

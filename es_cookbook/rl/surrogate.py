@@ -64,9 +64,7 @@ class Surrogate(AnswerSource):
     """Genomes score the centre's answers, weighted by their rewards."""
 
     attempts: int = chz.field(default=16, doc="answers of the centre to each problem of a batch")
-    normalise: bool = chz.field(
-        default=True, doc="divide a problem's rewards by their standard deviation"
-    )
+    normalise: bool = chz.field(default=True, doc="divide rewards by their standard deviation")
 
     @chz.validate
     def _ranges(self) -> None:
@@ -126,9 +124,7 @@ class BestAnswers(Surrogate):
     """
 
     attempts: int = chz.field(default=8, doc="answers of the centre to each problem of a batch")
-    normalise: bool = chz.field(
-        default=False, doc="divide a problem's rewards by their standard deviation"
-    )
+    normalise: bool = chz.field(default=False, doc="divide rewards by their standard deviation")
 
     @override
     def weights(self, rewards_K: Sequence[float]) -> Sequence[float]:

@@ -72,15 +72,11 @@ class SamplingParams:
     """Parameters for sampling tokens from a policy."""
 
     max_tokens: int = chz.field(default=256, doc="most tokens sampled for one action")
-    temperature: float = chz.field(
-        default=0.0, doc="0 is greedy, the default for ES as in the literature"
-    )
+    temperature: float = chz.field(default=0.0, doc="0 is greedy, the default for ES")
     top_p: float = chz.field(
         default=1.0, doc="nucleus sampling: smallest set of tokens with this probability mass"
     )
-    logprobs: bool = chz.field(
-        default=False, doc="return the log-probability of every sampled token"
-    )
+    logprobs: bool = chz.field(default=False, doc="return log-probabilities of sampled tokens")
     stop: tuple[str, ...] | None = chz.field(
         default=(),
         blueprint_cast=read_stop,

@@ -101,9 +101,7 @@ class RunConfig(ABC):
     )
     eval_temperature: float = chz.field(default=0.0, doc="held-out: temperature; 0 is greedy")
     seed: int = chz.field(default=0, doc="everything random derives from it")
-    rollout_timeout: float = chz.field(
-        default=600.0, doc="seconds that the Env may use in one rollout"
-    )
+    rollout_timeout: float = chz.field(default=600.0, doc="seconds that an Env may use per rollout")
     turn_timeout: float | None = chz.field(
         default=None, doc="seconds that the Env may use in one turn; rollout_timeout if unset"
     )
@@ -276,9 +274,7 @@ class Config(RunConfig):
         "its default (all that are not given), and none",
     )
     minutes: float = chz.field(default=10.0, doc="time of a run whose sizes are chosen")
-    profile: bool = chz.field(
-        default=False, doc="write a trace of the first generations, profile.json"
-    )
+    profile: bool = chz.field(default=False, doc="trace the first generations in profile.json")
 
     @chz.validate
     def _ranges(self) -> None:

@@ -186,9 +186,7 @@ class RecipeConfig(Config):
     A field that is given another default keeps its description.
     """
 
-    log_path: str = chz.field(
-        default="", doc="run directory; runs/<recipe>-<digest of the options> if empty"
-    )
+    log_path: str = chz.field(default="", doc="run directory; empty: runs/<recipe>-<digest>")
 
 
 def program(

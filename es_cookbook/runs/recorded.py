@@ -31,6 +31,7 @@ from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.evolution.spaces.base import SearchSpace
 from es_cookbook.population.group import ResidentBlock, RolloutGroup, attempted, running
+from es_cookbook.rl.data.problem_dataset import compares
 from es_cookbook.rl.data.task import RowDatasetBuilder
 from es_cookbook.rl.timeouts import Watch
 from es_cookbook.rl.types import (
@@ -365,15 +366,14 @@ class RebuiltRun:
         else:
             as_run = config.sampling_at(self.generation)
         sampling = chz.replace(as_run, **overrides)
-        compares = type(builder).compute_group_rewards is not EnvGroupBuilder.compute_group_rewards
         watch = Watch(config.rollout_timeout, turn_timeout=config.turn_timeout)
-        problem = _Alone(builder) if compares else builder
+        problem = _Alone(builder) if (alone := compares(builder)) else builder
         group = RolloutGroup(problem, self.engine, sampling, 1, [seed_of_call], watch)
         async with running([group], watch), self._hosted(who) as residents:
             await attempted([group], residents, watch)
         done = group.result()
         name = getattr(builder, "name", "")
-        return Played(str(name), done.trajectories_G_K[0][0], done.rewards_G_K[0][0], compares)
+        return Played(str(name), done.trajectories_G_K[0][0], done.rewards_G_K[0][0], alone)
 
     async def usual_stop(self) -> tuple[str, ...]:
         """Return the texts that end answers if `sampling.stop` is None, by the data set.

@@ -32,7 +32,8 @@ from es_cookbook.common.terminal import is_program, printable, say, screen
 from es_cookbook.engines.base import Engine
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.sampler import PopulationSampler, rare_garbage_collection
-from es_cookbook.rl.data.problem_dataset import validate
+from es_cookbook.rl.data.problem_dataset import told_golds, validate
+from es_cookbook.rl.objectives import Mean, Objective, PassAtK, outcomes
 from es_cookbook.rl.types import Datasets, EnvGroupBuilder
 from es_cookbook.runs.config import RunConfig, closing
 from es_cookbook.runs.directory.directory import (
@@ -148,8 +149,19 @@ async def open_engine(
 async def load_problems(config: RunConfig) -> Datasets:
     """Load the problems of a run, and check what can be checked without an engine."""
     with libraries_quiet():
-        datasets = await config.dataset(config.engine.tokenizer(config.model_name))
+        tokenizer = config.engine.tokenizer(config.model_name)
+        datasets = await config.dataset(tokenizer)
     config.check_problems(datasets.train)
+    objective = getattr(config, "objective", None)
+    if isinstance(objective, Objective) and not isinstance(objective, Mean):
+        problems_P = datasets.train.training_problems or datasets.train.get_batch(0)
+        if told_P := await told_golds(problems_P, tokenizer, config.attempts):
+            scores_P_G = objective(outcomes(told_P))  # Refuses metrics that no Env reports.
+            if isinstance(objective, PassAtK) and (count := int((scores_P_G < 1).sum())):
+                say(
+                    f"objective=pass_at_k: {count} of {len(told_P)} gold answers do not count as "
+                    "solved (objective.metric, objective.threshold), so no genome can solve those"
+                )
     return datasets
 
 

@@ -1,11 +1,14 @@
 """Numbers that a run's Config refuses, and the nearest ones that it accepts."""
 
+from pathlib import Path
+
 import chz
 import pytest
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.objectives import PassAtK
-from tests.tiny_run import TinyConfig
+from es_cookbook.runs.setup import load_problems
+from tests.tiny_run import TinyConfig, tiny
 
 CONFIG = TinyConfig(model_name="a/model", log_path="run", num_generations=1)
 
@@ -30,3 +33,9 @@ def test_numbers_that_cannot_be_are_refused_and_those_beside_are_not(
     with pytest.raises(ConfigError, match=said):
         chz.replace(CONFIG, **{field: wrong})
     assert getattr(chz.replace(CONFIG, **{field: accepted}), field) == accepted
+
+
+async def test_a_metric_that_no_gold_answer_reports_is_refused(tmp_path: Path) -> None:
+    await load_problems(tiny(tmp_path, objective=PassAtK(k=1)))
+    with pytest.raises(ConfigError, match=r"objective.metric must be .* did you mean 'correct'"):
+        await load_problems(tiny(tmp_path, objective=PassAtK(k=1, metric="corect")))

@@ -61,15 +61,9 @@ _PARTS = ("dataset", "sampling", "engine", *_TIMEOUTS)
 class OnProblems(RunOrModel):
     """What is measured, on which problems, and how."""
 
-    recipe: str = chz.field(
-        default="", doc="recipe whose problems are attempted; empty: the run's own"
-    )
-    split: Split = chz.field(
-        default="test", doc="test: held-out problems; train: training problems"
-    )
-    temperature: float | None = chz.field(
-        default=None, doc="0 is greedy; None: the run's eval_temperature"
-    )
+    recipe: str = chz.field(default="", doc="recipe whose problems are attempted; empty: the run's")
+    split: Split = chz.field(default="test", doc="test: held-out problems; train: training ones")
+    temperature: float | None = chz.field(default=None, doc="0 is greedy; None: eval_temperature")
     seed: int | None = chz.field(default=None, doc="sampling seed; None: the run's own")
     metric: str = chz.field(
         default="",

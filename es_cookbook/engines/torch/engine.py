@@ -48,9 +48,7 @@ class TorchEngineBuilder(ModelEngineBuilder):
         "what this processor multiplies fastest without rounding weights; int8: weights and rows "
         "rounded by block, on processors with VNNI",
     )
-    max_batch_size: int = chz.field(
-        default=2048, doc="most requests that decode together, over all lanes"
-    )
+    max_batch_size: int = chz.field(default=2048, doc="most requests decoding at once in all lanes")
     prefill_tokens: int | None = chz.field(
         default=None,
         doc="most prompt tokens of one forward pass; if unset 1024 on the CPU, where longer ones "

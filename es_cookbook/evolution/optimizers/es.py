@@ -121,17 +121,13 @@ class ES(OptimizerBuilder):
         default=AUTO,
         doc="α of the update α/N · Σ fitness · noise; σ is not divided out; auto: from sigma",
     )
-    antithetic: bool = chz.field(
-        default=True, doc="genomes in mirrored pairs: centre + σ·ε and centre - σ·ε"
-    )
+    antithetic: bool = chz.field(default=True, doc="genomes in mirrored pairs, centre ± σ·ε")
     sigma_schedule: Schedule = schedule_field("factor on sigma over the run")
     learning_rate_schedule: Schedule = schedule_field("factor on learning_rate over the run")
     warmup_generations: int = chz.field(
         default=0, doc="generations in which learning_rate rises from 1/n of itself to itself"
     )
-    weight_decay: float = chz.field(
-        default=0.0, doc="share of the way back to the base model in each step"
-    )
+    weight_decay: float = chz.field(default=0.0, doc="share of the way back to the base per step")
     sharpness: float = chz.field(
         default=0.0,
         doc="ρ of the move ρ/N · Σ fitness · noise to where fitness is lower, which every other "

@@ -34,9 +34,7 @@ class GenerateConfig:
     )
     system: str = chz.field(default="", doc="system message; empty: none")
     temperature: float = chz.field(default=0.7, doc="sampling temperature")
-    top_p: float = chz.field(
-        default=1.0, doc="nucleus sampling: cumulative probability to sample from"
-    )
+    top_p: float = chz.field(default=1.0, doc="nucleus sampling: probability mass to sample from")
     max_tokens: int = chz.field(default=512, doc="maximum tokens per answer")
     timeout: float = chz.field(default=120.0, doc="seconds per attempt")
     attempts: int = chz.field(default=5, doc="maximum attempts per question")
@@ -47,13 +45,9 @@ class GenerateConfig:
 
     source: str = chz.field(doc=SOURCE_DOC)
     output: str = chz.field(doc=".jsonl file to write; one with the same settings is continued")
-    prompt: str = chz.field(
-        default="{question}", doc="prompt template, with fields of the row in braces"
-    )
+    prompt: str = chz.field(default="{question}", doc="template, with fields of the row in braces")
     replicas: int = chz.field(default=1, doc="answers per prompt")
-    num_rows: int | None = chz.field(
-        default=None, doc="number of rows to use, from the first; None: all"
-    )
+    num_rows: int | None = chz.field(default=None, doc="rows to use, from the first; None: all")
     seed: int | None = chz.field(
         default=0, doc="seed from which each question's is derived; None sends none"
     )
@@ -76,6 +70,11 @@ class GenerateConfig:
         counts = ("max_tokens", "attempts", "replicas", "num_rows", "concurrency")
         check_range(self, *counts, at_least=1)
         check_template(self.prompt)
+        if len({self.prompt_field, self.completion_field, HOW}) < 3:
+            raise ConfigError(
+                f"prompt_field={self.prompt_field} and completion_field={self.completion_field} "
+                f"must differ, and from {HOW!r}, which the output has as well"
+            )
         if not self.output.endswith(".jsonl"):
             raise ConfigError(f"output must be a file that ends in .jsonl, found {self.output!r}")
         if self.replicas > 1 and self.temperature == 0:

@@ -21,7 +21,7 @@ class InspectConfig(RunOrModel, Answering):
         "package"
     )
     task_args: str = chz.field(
-        default="{}", doc="arguments of the task, as JSON: '{\"fewshot\": 0}'"
+        default="{}", doc="the task's arguments, as JSON: '{\"fewshot\": 0}'"
     )
     limit: int | None = chz.field(default=None, doc="maximum number of samples; None: all")
     epochs: int | None = chz.field(default=None, doc="answers per sample; None: as the task says")
@@ -34,9 +34,7 @@ class InspectConfig(RunOrModel, Answering):
         doc="maximum tokens per turn; None: the run's own; a task's own takes precedence",
     )
     seed: int = chz.field(default=0, doc="sampling seed")
-    chat: ChatOptions = chz.field(
-        default_factory=ChatOptions, doc="how chats and tools are rendered"
-    )
+    chat: ChatOptions = chz.field(default_factory=ChatOptions, doc="how chats and tools are shown")
 
     @chz.validate
     def _ranges(self) -> None:

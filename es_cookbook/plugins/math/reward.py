@@ -102,11 +102,6 @@ class Math(Reward):
         if find_spec(_PACKAGE) is None:
             raise _not_installed()
 
-    @override
-    def check_row(self, row: Fields) -> None:
-        self.golds_and_answers("", row)
-        self.check()  # A row may have named this reward itself.
-
     def golds_and_answers(self, text: str, row: Fields) -> tuple[list[str], list[str]]:
         """Return the formulas to compare: right answers, and the given one or none."""
         golds = [self._gold(gold) for gold in texts_of(row, self.field)]

@@ -41,15 +41,13 @@ class ToolRows(ScoredRows):
         "or mcp:http://127.0.0.1:PORT/mcp; several with commas between them",
         metadata=needs_trust(_servers, "are servers that are started or called"),
     )
-    chat: ChatOptions = chz.field(
-        default_factory=ChatOptions, doc="turns, tokens and tools per rollout"
-    )
+    chat: ChatOptions = chz.field(default_factory=ChatOptions, doc="turns and tokens per rollout")
     servers: Literal["shared", "rollout"] = chz.field(
         default="shared",
         doc="shared: rollouts share a server; rollout: each rollout that calls a tool starts one",
     )
     tool_timeout: float = chz.field(
-        default=30.0, doc="seconds for a call, and for starting a server"
+        default=30.0, doc="seconds for a call, or for starting a server"
     )
     max_chars: int = chz.field(
         default=4000, doc="maximum characters of a result; longer ones are truncated"

@@ -1,9 +1,10 @@
 """Several data sets in one run, and which of their problems come next.
 
-    Mixture(parts=(Part(dataset=easy, tag="easy"), Part(dataset=hard, tag="hard", weight=2)))
+    easy, hard = Part(dataset=easy, tag="easy", weight=1), Part(dataset=hard, tag="hard", weight=2)
+    Mixture(parts=(easy, hard))
 
     es-cookbook train model_name=... dataset=mixture dataset.parts=countdown,math
-        dataset.parts.1.weight=2 dataset.parts.1.dataset.prompt=tags
+        dataset.parts.0.weight=1 dataset.parts.1.weight=2 dataset.parts.1.dataset.prompt=tags
 
 Each problem keeps its own prompt, reward and tags, and may have a limit of tokens. A batch is put
 together from
@@ -24,7 +25,7 @@ import dataclasses
 import hashlib
 import math
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Literal, TypeAlias
@@ -45,7 +46,13 @@ from es_cookbook.plugins.mixtures.selection import (
     interleaved,
     quotas,
 )
-from es_cookbook.rl.data.problem_dataset import DATASETS, ChangedProblem, ProblemDataset
+from es_cookbook.rl.data.problem_dataset import (
+    DATASETS,
+    ChangedProblem,
+    ProblemDataset,
+    told_golds,
+)
+from es_cookbook.rl.objectives import SOLVED, outcomes
 from es_cookbook.rl.rollouts import mean_of, reward_and_solved
 from es_cookbook.rl.types import (
     Action,
@@ -74,9 +81,7 @@ EASY_POOL = Table(
 class Part:
     """One data set of a mixture."""
 
-    dataset: RLDatasetBuilder = chz.field(
-        meta_factory=DATASETS, doc="its problems, and held-out ones"
-    )
+    dataset: RLDatasetBuilder = chz.field(meta_factory=DATASETS, doc="training and test problems")
     tag: str = chz.field(default="", doc="name under which its metrics are reported as well")
     weight: float | None = chz.field(
         default=None, doc="share of batches beside the other parts'; None: its number of problems"
@@ -136,7 +141,9 @@ class Mixture(RLDatasetBuilder):
         default=None, doc="replays earlier problems: dataset.replay.fraction=..."
     )
     solved_metric: str = chz.field(
-        default="correct", doc="Env metric that says whether a rollout solved its problem"
+        default=SOLVED,
+        doc="Env metric of whether a rollout solved its problem, or reward; a rollout without it "
+        "counts by its reward",
     )
     seed: int = chz.field(default=0, doc="seed of the order of the training problems")
 
@@ -184,6 +191,8 @@ class Mixture(RLDatasetBuilder):
             problems += [_Problem(b, p, part.tag, part.max_tokens) for b in built.train.builders]
             held_out += [_Problem(b, p, part.tag, part.max_tokens) for b in built.test_P]
         _refuse_shared(problems, held_out)
+        if self.solved_metric != SOLVED:
+            _check_metric(self.solved_metric, await told_golds(problems, tokenizer))
         return Datasets(_MixtureDataset(problems, datasets, self), held_out)
 
 
@@ -237,6 +246,12 @@ def _refuse_shared(problems: Sequence[_Problem], held_out: Sequence[_Problem]) -
                 )
 
 
+def _check_metric(metric: str, groups_P: Sequence[TrajectoryGroup]) -> None:
+    """Refuse a metric that none of these rollouts reports, except the usual one."""
+    if groups_P and metric != SOLVED:
+        outcomes(groups_P).values(metric, "dataset.solved_metric")
+
+
 class _Limited(Env):
     """An Env whose actions have at most so many tokens."""
 
@@ -257,6 +272,10 @@ class _Limited(Env):
         if result.next_observation is None:
             return result
         return dataclasses.replace(result, next_observation=self._limited(result.next_observation))
+
+    @override
+    async def close(self) -> None:
+        await self._env.close()
 
     def _limited(self, observation: Observation) -> Observation:
         most = min(self._max_tokens, observation.max_tokens or self._max_tokens)
@@ -298,20 +317,18 @@ class _MixtureDataset(RLDataset):
     @override
     def check_rollouts(self, number: int) -> None:
         filter_, replay = self._config.filter, self._config.replay
-        if number > 1:
-            return
-        if filter_ is not None and filter_.solved_by_all and filter_.solved_by_none:
-            raise ConfigError(
-                "dataset.filter leaves out what all or none of a problem's answers solved, and "
-                "with one answer to each that is every problem: set surrogate.attempts or attempts "
-                "above 1, or dataset.filter.solved_by_all=False"
-            )
-        if replay is not None and replay.value == "learnable":
-            raise ConfigError(
-                "dataset.replay.value=learnable needs problems of which a share is solved, and "
-                "with one answer to each all or none is: set surrogate.attempts or attempts above "
-                "1, or dataset.replay.value=reward"
-            )
+        by_shares = {
+            "dataset.filter.solved_by_all=False": filter_ is not None
+            and (filter_.solved_by_all and filter_.solved_by_none),
+            "dataset.replay.value=reward": replay is not None and replay.value == "learnable",
+        }
+        for instead, is_chosen in by_shares.items():
+            if is_chosen and number == 1:
+                raise ConfigError(
+                    "the mixture chooses by the share of a problem's answers that solve it, and "
+                    "with one answer to each all or none do: set surrogate.attempts or attempts "
+                    f"above 1, or {instead}"
+                )
 
     @property
     @override
@@ -332,11 +349,13 @@ class _MixtureDataset(RLDataset):
     def results(
         self, generation: int, groups_P: Sequence[TrajectoryGroup]
     ) -> Sequence[ProblemResult]:
-        config = self._config
+        metric = self._config.solved_metric
         if not self.depends_on_results:
             return ()
+        if generation == 0:  # Later batches may lack the parts that report it.
+            _check_metric(metric, groups_P)
         return [
-            ProblemResult(self._keys[i], *reward_and_solved(group, config.solved_metric))
+            ProblemResult(self._keys[i], *reward_and_solved(group, metric))
             for i, group in zip(self._batch(generation), groups_P, strict=True)
         ]
 
@@ -429,9 +448,7 @@ class _MixtureDataset(RLDataset):
         if None in self._streams:
             return {None: 1.0}
         members = self._config.members
-        sizes = [0] * len(members)
-        for (p, _), problems in self._kinds.items():
-            sizes[p] += len(problems)
+        sizes = Counter(problem.part for problem in self._problems)
         weights: dict[_Kind | None, float] = {}
         for kind, problems in self._kinds.items():
             part = members[kind[0]]

@@ -128,6 +128,9 @@ class Length(_Penalty, Reward):
     async def grade(self, text: str, row: Fields) -> Score:
         return self._adjusted(text, await self.of.grade(text, row))
 
+    def read(self, text: str, row: Fields) -> str | None:
+        return self.of.read(text, row)
+
     def after(self, prompt: str) -> Self:
         of = self.of.after(prompt)
         return self if of is self.of else chz.replace(self, of=of)

@@ -25,9 +25,7 @@ class _WeightedMetrics(Objective):
     rows may have different rewards. The Env's own sum only says which rollouts were lost.
     """
 
-    rewards: tuple[str, ...] = chz.field(
-        default=("correct", "format"), doc="Env metrics that are rewards"
-    )
+    rewards: tuple[str, ...] = chz.field(default=("correct", "format"), doc="Env metrics to add")
 
     @chz.validate
     def _differ(self) -> None:
@@ -81,9 +79,7 @@ class Gdpo(_WeightedMetrics):
     it.
     """
 
-    weights: tuple[float, ...] = chz.field(
-        default=(), doc="one for each of the rewards; none: 1 each"
-    )
+    weights: tuple[float, ...] = chz.field(default=(), doc="one for each reward; none: 1 each")
 
     @chz.validate
     def _weights(self) -> None:
@@ -121,12 +117,8 @@ class RewardSchedule(_WeightedMetrics):
     with t the generation and r_k the rewards of a genome's attempts at a problem.
     """
 
-    rewards: tuple[str, ...] = chz.field(
-        default=("format", "correct"), doc="Env metrics that are rewards"
-    )
-    start: tuple[float, ...] = chz.field(
-        default=(1.0, 0.0), doc="weight of each in the first generation"
-    )
+    rewards: tuple[str, ...] = chz.field(default=("format", "correct"), doc="Env metrics to add")
+    start: tuple[float, ...] = chz.field(default=(1.0, 0.0), doc="weights in the first generation")
     final: tuple[float, ...] = chz.field(
         default=(0.1, 0.9), doc="weight of each from generation `over` on"
     )

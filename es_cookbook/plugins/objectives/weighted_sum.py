@@ -122,6 +122,7 @@ class WeightedSum(Reward):
     @override
     def check_row(self, row: Fields) -> None:
         for name, part in self._of(row):
+            part.check()  # A row may have named it itself.
             try:
                 part.check_row(row)
             except DataError as error:

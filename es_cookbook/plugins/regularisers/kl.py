@@ -47,7 +47,8 @@ def kl_per_token(genome_T: Sequence[float], base_T: Sequence[float]) -> float:
 class _KLEnv(Env):
     """Answers a prompt once, at temperature 1; the reward is minus the KL to the base.
 
-    An Env in the prompt's place has the prompt as its first observation.
+    An Env in the prompt's place has the prompt as its first observation, and is closed after it:
+    it may hold one of few turns, for which other Envs wait.
     """
 
     def __init__(self, prompt: Observation | Env, max_tokens: int) -> None:
@@ -55,10 +56,16 @@ class _KLEnv(Env):
         self.params = SamplingParams(max_tokens=max_tokens, temperature=1.0, logprobs=True)
 
     async def initial_observation(self) -> Observation:
-        if isinstance(self.prompt, Env):
-            self.prompt.policy = self.policy
-            self.prompt = await self.prompt.initial_observation()
+        if isinstance(env := self.prompt, Env):
+            env.policy = self.policy
+            self.prompt = await env.initial_observation()
+            await env.close()
         return self.prompt
+
+    @override
+    async def close(self) -> None:
+        if isinstance(self.prompt, Env):
+            await self.prompt.close()
 
     async def act(self, observation: Observation) -> Action:
         """Sample an answer from the genome's own distribution."""
@@ -154,7 +161,6 @@ class KLToBase(Regulariser):
         run_seed: int,
         test_P: Sequence[EnvGroupBuilder],
     ) -> Sequence[EnvGroupBuilder]:
-        kl = self
-        if kl.source is None:
-            kl = chz.replace(kl, problems_per_generation=len(test_P))
-        return kl(tokenizer, context_length, run_seed)(0, test_P)
+        if self.source is None:
+            return [KLProblem(problem, self.max_tokens) for problem in test_P]
+        return self(tokenizer, context_length, run_seed)(0, test_P)

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 
 from es_cookbook.common.errors import DataError
 from es_cookbook.rl.data.problem_dataset import in_epochs
-from es_cookbook.rl.data.sources import check_source, load_rows
+from es_cookbook.rl.data.sources import load_rows
 from es_cookbook.rl.regularisers import AddedProblems
 from es_cookbook.rl.types import EnvGroupBuilder
 
 
 def check_texts(source: str, option: str, *names: str) -> None:
     """Refuse, before a model is loaded, a source without rows, or with one that lacks a text."""
-    check_source(source, option)
     rows = list(load_rows(source, option=option))
     if not rows:
         raise DataError(f"{option}={source}: there are no rows")

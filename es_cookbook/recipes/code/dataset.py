@@ -332,9 +332,7 @@ class CodeDatasetBuilder(SourcedDatasetBuilder[Problem]):
     num_train: int = chz.field(default=500, doc="most training problems used")
     num_test: int = chz.field(default=100, doc="most held-out problems used; 0 for none")
     problems_per_generation: int = chz.field(default=16, doc="problems in a batch")
-    shown_tests: int = chz.field(
-        default=1, doc="asserts that the prompt shows; cases it never does"
-    )
+    shown_tests: int = chz.field(default=1, doc="asserts that the prompt shows; it shows no cases")
     max_cases: int = chz.field(default=8, doc="inputs and outputs used of a problem, the first")
     reward: Reward = chz.field(
         default="share", doc="share: of the tests that pass; all: 1 if every test does, else 0"

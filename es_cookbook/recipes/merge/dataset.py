@@ -14,9 +14,7 @@ from es_cookbook.rl.data.generated import FOLDS
 class ChatMixture(Mixture):
     """Tasks of the chat recipe in equal shares; metrics are reported for each by its name."""
 
-    tasks: tuple[Task, ...] = chz.field(
-        default=("sums", "extraction"), doc="tasks of the recipe chat"
-    )
+    tasks: tuple[Task, ...] = chz.field(default=("sums", "extraction"), doc="tasks of recipe chat")
     problems_per_generation: int = chz.field(default=8, doc="problems in a batch")
     num_train: int = chz.field(default=1000, doc="most training problems of a task")
     num_test: int = chz.field(default=100, doc="most held-out problems of a task; 0 for none")

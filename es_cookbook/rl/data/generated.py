@@ -122,9 +122,7 @@ class FoldedDatasetBuilder(RLDatasetBuilder):
         doc="which problems are held out: 0, those of the test; 1, others, to choose settings on",
     )
     problems_per_generation: int = chz.field(default=32, doc="problems in a batch")
-    seed: int = chz.field(
-        default=0, doc="seed of the generated training problems and of their order"
-    )
+    seed: int = chz.field(default=0, doc="seed of generated training problems and of their order")
 
     @chz.validate
     def _counts(self) -> None:

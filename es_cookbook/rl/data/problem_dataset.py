@@ -44,6 +44,8 @@ from es_cookbook.rl.types import (
 
 DATASETS = Names(Registered("datasets"), default="rows")
 """Data sets by the names that users type."""
+_TRIED = 32
+"""Problems, spread over all, whose gold answers show which metrics the Envs report."""
 
 
 def check_count(num_rows: int, problems_per_generation: int) -> None:
@@ -201,6 +203,11 @@ class ChangedProblem(EnvGroupBuilder):
 
     @property
     @override
+    def is_graded(self) -> bool:
+        return self.problem.is_graded
+
+    @property
+    @override
     def tags(self) -> tuple[str, ...]:
         return self.problem.tags
 
@@ -209,12 +216,32 @@ class ChangedProblem(EnvGroupBuilder):
     def digests(self) -> tuple[int, ...]:
         return self.problem.digests
 
+    @property
+    def gold(self) -> str | tuple[str, ...] | None:
+        """The problem's gold answer, if it has one."""
+        return getattr(self.problem, "gold", None)
+
+    @property
+    def usual_stop(self) -> tuple[str, ...]:
+        """Texts that end an answer where `SamplingParams.stop` is None."""
+        return getattr(self.problem, "usual_stop", ())
+
+    @override
+    async def check(self, context_length: int) -> None:
+        await self.problem.check(context_length)
+
 
 def unchanged(problem: EnvGroupBuilder) -> EnvGroupBuilder:
     """Return the problem inside any `ChangedProblem`s."""
     while isinstance(problem, ChangedProblem):
         problem = problem.problem
     return problem
+
+
+def compares(problem: EnvGroupBuilder) -> bool:
+    """Return whether a problem has group rewards, which need other genomes' attempts."""
+    method = type(unchanged(problem)).compute_group_rewards
+    return method is not EnvGroupBuilder.compute_group_rewards
 
 
 def with_gold(
@@ -234,6 +261,28 @@ def with_gold(
         return problem, problem.gold
     name = getattr(problem, "name", type(problem).__name__)
     raise DataError(f"{name}: it has no gold answer, which {use}")
+
+
+async def told_golds(
+    problems_P: Sequence[EnvGroupBuilder], tokenizer: Tokenizer, attempts: int = 1
+) -> Sequence[TrajectoryGroup]:
+    """Return groups of one genome that gives gold answers, to some of the problems.
+
+    Empty if one of them has no gold answer, or has group rewards.
+
+    Raises:
+        EnvError: An Env broke its contract.
+    """
+    from es_cookbook.rl.messages.message_env import told_gold  # Few runs try their metrics.
+
+    groups_P: list[TrajectoryGroup] = []
+    for asked in problems_P[:: max(1, len(problems_P) // _TRIED)]:
+        problem = unchanged(asked)
+        if not isinstance(problem, ProblemGroupBuilder) or compares(problem) or not problem.gold:
+            return ()
+        told = await told_gold(problem.make_env(), problem.gold, tokenizer)
+        groups_P.append(TrajectoryGroup([[told] * attempts], tags=asked.tags))
+    return groups_P
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -51,9 +51,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
     asks, word for word, is left out.
     """
 
-    source: str = chz.field(
-        doc=f"{SOURCE_DOC}; several with commas, and a part with rows.jsonl[:1000]"
-    )
+    source: str = chz.field(doc=f"{SOURCE_DOC}; several with commas, a part as rows.jsonl[:1000]")
     test_source: str | None = chz.field(
         default=None, doc="the same for the test; None holds rows of `source` out"
     )

@@ -118,9 +118,7 @@ class Task(ScoredRows):
         "shown as choices by letter, and a list of messages alone, as in {messages}, is a chat",
     )
     system: str = chz.field(default="", doc="system message before the prompt; empty: none")
-    chat: bool = chz.field(
-        default=True, doc="put the prompt into the tokenizer's chat template, if it has one"
-    )
+    chat: bool = chz.field(default=True, doc="put the prompt into the chat template, if any")
     prefill: str = chz.field(default="", doc=PREFILL_DOC)
     examples: int = chz.field(
         default=0,

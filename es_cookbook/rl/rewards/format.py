@@ -137,9 +137,7 @@ class Format(Reward):
         blueprint_unspecified=functools.partial(Tags, start=ANSWER_OPEN, end=ANSWER_CLOSE),
         doc="the tags around the answer",
     )
-    excluded: tuple[Tag, ...] = chz.field(
-        default=(), doc="tags that are not expected; form=tags only"
-    )
+    excluded: tuple[Tag, ...] = chz.field(default=(), doc="tags not expected; form=tags only")
     prompt_ends_in_think: bool | None = chz.field(
         default=None,
         doc="the prompt already holds the tag before the thought; None: a task sees whether",

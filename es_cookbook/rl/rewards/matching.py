@@ -89,9 +89,7 @@ class Choice(Reward):
     (1.0, 0.0)
     """
 
-    field: str = chz.field(
-        default="answer", doc="row field with the right letter, text or position"
-    )
+    field: str = chz.field(default="answer", doc="field with the right letter, text or position")
     choices: str = chz.field(default="choices", doc="row field with the list of choices")
     extract: Extract = chz.field(default="auto", doc=EXTRACT_DOC)
 
@@ -266,9 +264,7 @@ class Regex(Reward):
     pattern: str | None = chz.field(
         default=None, doc="regular expression for all rows; None: each row has its own"
     )
-    field: str = chz.field(
-        default="pattern", doc="row field with the pattern, if there is no other"
-    )
+    field: str = chz.field(default="pattern", doc="row field with the pattern if none is given")
     extract: Extract = chz.field(default="auto", doc=EXTRACT_DOC)
     whole: bool = chz.field(default=False, doc="must match the whole answer, not a part of it")
     timeout: float = chz.field(default=1.0, doc="seconds for a match; then the rollout is lost")

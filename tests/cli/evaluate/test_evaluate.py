@@ -234,9 +234,7 @@ def test_lost_rollouts_are_counted_and_named() -> None:
         (["log_path=fake", "metric=corect"], "metric must be one that the Envs report"),
     ],
 )
-def test_a_mistake_is_one_sentence_before_a_model_is_loaded(
-    options: list[str], sentence: str
-) -> None:
+def test_a_mistake_is_told_before_a_model_is_loaded(options: list[str], sentence: str) -> None:
     is_late = any("metric" in option for option in options)
     done = evaluate(*options, *([] if is_late else ["engine=tests.fakes:NoEngineBuilder"]))
     *_, last = done.stderr.strip().splitlines()

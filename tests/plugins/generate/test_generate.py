@@ -284,6 +284,8 @@ def test_fields_of_other_names_and_a_prompt_of_its_own() -> None:
         ("base_url=127.0.0.1:8000", "base_url must begin with http:// or https:// and a host"),
         ("base_url=http://me:key@host/v1", "base_url must begin with http:// or https://"),
         ("source=nowhere.jsonl", "nowhere.jsonl: there is no such file"),
+        ("completion_field=generated", "completion_field=generated must differ, and from"),
+        ("completion_field=prompt", "prompt_field=prompt and completion_field=prompt must differ"),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence(option: str, said: str) -> None:

@@ -68,9 +68,7 @@ def turn(answer: Action, seen: Observation | None = None) -> Transition:
 
 
 @pytest.mark.parametrize("log_path", ["run", "gradient"])
-def test_the_second_answer_follows_the_first_and_is_graded_alone(
-    log_path: str, tmp_path: Path
-) -> None:
+def test_a_second_answer_follows_the_first_and_counts_alone(log_path: str, tmp_path: Path) -> None:
     output, evaluation = tmp_path / "out", tmp_path / "evaluation.json"
     done = command("reconsider", f"log_path={log_path}", f"cue={CUE}", f"output={output}")
     assert done.returncode == 0, done.stderr

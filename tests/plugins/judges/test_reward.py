@@ -70,9 +70,7 @@ async def test_a_judge_that_is_wrong_loses_the_score(reply: object, reason: str)
 @pytest.mark.parametrize(
     ("status", "said"), [(401, "HTTP 401 Unauthorized"), (302, "HTTP 302 Found")]
 )
-async def test_a_refusal_is_not_repeated_and_a_redirect_not_followed(
-    status: int, said: str
-) -> None:
+async def test_a_refusal_is_not_repeated_nor_a_redirect_followed(status: int, said: str) -> None:
     with serving((status, {"Location": "/v1/elsewhere"})) as server:
         with pytest.raises(EnvError, match=f"refused the question: {said}"):
             await judge(server.url).grade("42", ROW)

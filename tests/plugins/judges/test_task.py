@@ -90,9 +90,7 @@ async def test_the_tasks_own_reward_counts_by_its_weight(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("capacity", [1, 3, 1000])
-async def test_blocks_of_genomes_are_compared_with_each_other(
-    tmp_path: Path, capacity: int
-) -> None:
+async def test_blocks_of_genomes_are_compared_with_others(tmp_path: Path, capacity: int) -> None:
     engine = Judging(capacity=capacity)
     built = await task(tmp_path)(engine.tokenizer)
     (group,) = await sampler(engine).rollout(0, built.train.get_batch(0), GENOMES)

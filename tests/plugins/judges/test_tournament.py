@@ -56,9 +56,7 @@ async def test_a_preference_for_the_first_place_cancels_and_is_measured() -> Non
 
 
 @pytest.mark.parametrize(("opponents", "judgements"), [(4, 20 * 4), (99, 20 * 19)])
-async def test_a_ring_asks_about_each_pair_once_in_each_order(
-    opponents: int, judgements: int
-) -> None:
+async def test_a_ring_judges_each_pair_once_in_each_order(opponents: int, judgements: int) -> None:
     judge = Judge()
     found, tally = await Tournament(opponents=opponents).win_rates(NUMBERS, judge, 0)
     assert len(judge.asked) == len(set(judge.asked)) == tally.metrics["judgements"] == judgements

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import AsyncMock
 
 import chz
 import pytest
@@ -102,7 +103,8 @@ async def test_weights_say_the_shares_and_a_table_moves_them() -> None:
     assert shares == [8, 6, 4, 2, 0, 0]
 
 
-async def test_parts_keep_tags_held_out_problems_and_limits() -> None:
+async def test_parts_keep_tags_test_problems_and_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Word, "close", close := AsyncMock())
     limited = Part(dataset=Numbers(kind=1, held_out=2, halves=True), tag="first", max_tokens=3)
     parts = limited, Part(dataset=Numbers(kind=2, held_out=1), tag="second")
     datasets = await Mixture(parts=parts, problems_per_generation=16)(FakeEngine().tokenizer)
@@ -121,6 +123,8 @@ async def test_parts_keep_tags_held_out_problems_and_limits() -> None:
         assert (await env.initial_observation()).max_tokens == most
         result = await env.step(Action((1,), "yes", "stop"))
         assert result == Grade(1.0)
+        await group.close()
+    assert close.await_count == 3
 
 
 async def test_a_curriculum_gives_more_to_what_is_half_solved() -> None:
@@ -214,6 +218,13 @@ async def test_a_problem_in_training_and_test_of_two_parts_is_refused() -> None:
     parts = Part(dataset=Numbers(size=4, held_out=2)), Part(dataset=Numbers(size=6))
     with pytest.raises(DataError, match=r"1/4: .* held out in one part and trained on"):
         await _built(*parts)
+
+
+async def test_a_metric_that_no_gold_answer_reports_is_refused() -> None:
+    for metric in ("correct", "reward"):
+        await _built(Part(dataset=Numbers()), solved_metric=metric)
+    with pytest.raises(ConfigError, match=r"dataset.solved_metric must be .*, found 'solved'"):
+        await _built(Part(dataset=Numbers()), solved_metric="solved")
 
 
 LATER_NOTHING = Part(dataset=Numbers(), schedule=Table(generations=(0, 9), factors=(1.0, 0.0)))

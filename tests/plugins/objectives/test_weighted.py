@@ -66,9 +66,7 @@ finite = st.floats(-1e6, 1e6, allow_subnormal=False)
     st.floats(0.001, 1000),
     st.integers(-1000, 1000),
 )
-def test_neither_scale_nor_offset_of_a_reward_matters(
-    values_P_G: Any, scale: float, offset: int
-) -> None:
+def test_scale_and_offset_do_not_matter(values_P_G: Any, scale: float, offset: int) -> None:
     values_P_G = np.round(values_P_G, 3)
     found_P_G = normalised(values_P_G)
     assert np.isfinite(found_P_G).all()

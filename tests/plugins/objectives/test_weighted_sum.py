@@ -6,7 +6,7 @@ from es_cookbook.common.errors import ConfigError, DataError, EnvError
 from es_cookbook.plugins.objectives.length import Length
 from es_cookbook.plugins.objectives.weighted_sum import WeightedSum
 from es_cookbook.rl.problem_env import Grade
-from es_cookbook.rl.rewards.base import graded
+from es_cookbook.rl.rewards.base import Reward, graded
 from es_cookbook.rl.rewards.matching import Number
 from es_cookbook.rl.types import ANSWER
 
@@ -65,6 +65,13 @@ async def test_a_row_that_lacks_something_is_told_with_the_reward_that_needs_it(
         reward.check_row({})
     with pytest.raises(EnvError, match=f"^row 1: reward 'sum': number: {sentence}"):
         await graded(reward, TEXT, {}, "row 1")
+    with pytest.raises(ConfigError, match=r"the judge at .* needs model="):
+        reward.check_row({"reward": "judge", "question": "?"})
+
+
+@pytest.mark.parametrize("kind", [Length, WeightedSum])
+def test_a_reward_made_of_others_passes_on_all_that_they_do(kind: type[Reward]) -> None:
+    assert {name for name in vars(Reward) if not name.startswith("_")} <= {*vars(kind)}
 
 
 @pytest.mark.parametrize(

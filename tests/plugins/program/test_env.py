@@ -317,9 +317,7 @@ async def test_a_failed_program_loses_its_rollout_with_the_reason(
 
 
 @pytest.mark.parametrize("enclosed", [False, pytest.param(True, marks=needs_sandbox)])
-async def test_a_program_may_have_its_key_only_in_its_line(
-    tmp_path: Path, *, enclosed: bool
-) -> None:
+async def test_a_program_may_have_its_key_in_a_line(tmp_path: Path, *, enclosed: bool) -> None:
     code = """
 task = json.load(sys.stdin)
 assert task["api_key"] not in str(os.environ)
@@ -420,9 +418,7 @@ async def test_a_worker_lives_on_and_each_key_opens_only_its_own_row(tmp_path: P
     assert [len(only(groups, g).transitions) for g in range(3)] == [1, 1, 1]
 
 
-async def test_a_worker_that_fails_loses_its_rows_and_another_takes_its_place(
-    tmp_path: Path,
-) -> None:
+async def test_a_worker_that_fails_loses_its_rows_and_another_takes_over(tmp_path: Path) -> None:
     code = (
         WORKER
         + """

@@ -4,6 +4,7 @@ import math
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -17,7 +18,7 @@ from es_cookbook.plugins.regularisers.preference import PairProblem, PreferenceP
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.rollouts import env_metrics, lost_rollouts
 from es_cookbook.rl.types import EnvGroupBuilder, Observation, SamplingParams, TrajectoryGroup
-from tests.fakes import FakeEngine, problem
+from tests.fakes import FakeEngine, Pieces, problem
 from tests.recipe_problems import write_rows
 from tests.tiny_run import write_tiny_model
 
@@ -46,9 +47,7 @@ def noisy(seed: int, coefficient: float) -> Genome:
     return Genome((Term(seed, coefficient),))
 
 
-async def test_a_genome_that_is_the_base_has_no_kl_and_a_farther_one_has_more(
-    engine: Engine,
-) -> None:
+async def test_the_base_has_no_kl_and_a_farther_genome_has_more(engine: Engine) -> None:
     genomes = [Genome(()), noisy(1, 0.05), noisy(1, 0.2)]
     group = await rollout(engine, KLProblem(PROMPT, 12), *genomes, attempts=8)
     rewards_G = [math.fsum(rewards_K) / 8 for rewards_K in group.rewards_G_K]
@@ -66,7 +65,8 @@ async def test_answers_are_drawn_at_temperature_1_though_the_run_is_greedy() -> 
     assert len(seeds) == 4 and len({seed for _, seed in seeds}) == 2, "common random numbers"
 
 
-async def test_the_batchs_own_problems_are_answered() -> None:
+async def test_the_batchs_own_problems_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pieces, "close", close := AsyncMock())
     added = KLToBase(weight=1.0, problems_per_generation=2)(FakeEngine().tokenizer, 64, 0)
     batch_P = [problem(n, "train") for n in range(3)]
     problems = list(added(7, batch_P))
@@ -74,6 +74,7 @@ async def test_the_batchs_own_problems_are_answered() -> None:
     engine = FakeEngine()
     group = await rollout(engine, problems[1], Genome(()))
     assert lost_rollouts([group]) == [] and group.tags == ("kl",)
+    close.assert_awaited_once()  # A program that waits for its answer would hold its turn.
 
 
 async def margins(engine: Engine, *targets: Any) -> list[float]:
@@ -142,9 +143,7 @@ async def test_rows_become_pairs_of_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["kl", "preference"])
-async def test_rows_are_gone_through_as_a_function_of_the_generation(
-    tmp_path: Path, kind: str
-) -> None:
+async def test_rows_come_as_a_function_of_the_generation(tmp_path: Path, kind: str) -> None:
     rows = [{"prompt": letter, "chosen": "b", "rejected": "c"} for letter in "defgh"]
     source = write_rows(tmp_path / "rows.jsonl", rows)
     regulariser = (
@@ -167,8 +166,6 @@ async def test_rows_are_gone_through_as_a_function_of_the_generation(
         ([{"prompt": "a", "chosen": "b", "rejected": "b"}], "line 1: .* are the same tokens"),
     ],
 )
-def test_pairs_that_cannot_be_used_are_named(
-    tmp_path: Path, rows: list[Any], sentence: str
-) -> None:
+def test_unusable_pairs_are_named(tmp_path: Path, rows: list[Any], sentence: str) -> None:
     with pytest.raises(DataError, match=sentence):
         pairs_of(write_rows(tmp_path / "pairs.jsonl", rows))

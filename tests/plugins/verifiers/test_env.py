@@ -206,9 +206,7 @@ async def test_what_cannot_be_played_is_refused_before_training_in_one_sentence(
         ("raising_reward", "the taskset's code failed: TaskError"),
     ],
 )
-async def test_a_rollout_that_cannot_be_scored_is_lost_with_the_reason(
-    kind: str, says: str
-) -> None:
+async def test_a_rollout_that_cannot_be_scored_is_lost_with_a_reason(kind: str, says: str) -> None:
     dataset = await loaded("es_unplayable", json.dumps({"kind": kind}))
     with pytest.raises(EnvError) as caught:
         await played(dataset, 1, ["anything"])

@@ -92,8 +92,6 @@ def test_an_enumeration_is_the_rows_or_stands_at_the_clues_end(
         ({"answer": "owl", "enumeration": [3]}, r"must be such as '\(3,4\)', found \[3\]"),
     ],
 )
-def test_a_row_whose_answer_cannot_be_earned_is_refused(
-    row: dict[str, object], sentence: str
-) -> None:
+def test_a_row_whose_answer_earns_nothing_is_refused(row: dict[str, object], sentence: str) -> None:
     with pytest.raises(DataError, match=sentence):
         Crossword().check_row(row)

@@ -46,9 +46,7 @@ async def _build(**fields: Any) -> tuple[ProblemDataset, Builders]:
     return await build(MathDatasetBuilder(**settings), build_tokenizer(CHARACTERS))
 
 
-async def test_the_three_formats_in_one_file_are_graded_by_their_own_answers(
-    tmp_path: Path,
-) -> None:
+async def test_three_formats_in_one_file_are_graded_by_their_own_answers(tmp_path: Path) -> None:
     """In worker processes where math-verify is installed; else as numbers, which GSM8K's are."""
     pytest.importorskip("math_verify", reason="math-verify is not installed")
     source = write_rows(tmp_path / "rows.jsonl", [*GSM8K, *MATH, *DEEPSCALER])

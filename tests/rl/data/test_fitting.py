@@ -134,9 +134,7 @@ async def graded(datasets: Datasets, text: str) -> float:
     return (await datasets.train.builders[0].make_env().graded(text)).reward
 
 
-async def test_answers_begin_with_the_prefill_and_rewards_see_that_by_themselves(
-    tmp_path: Path,
-) -> None:
+async def test_answers_begin_with_the_prefill_and_rewards_see_that(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", rows(2))
     given = {"num_test": 0, "full_reward": None, "prefill": "<think>\n"}
     answer = "so</think><answer>1</answer>"

@@ -44,9 +44,7 @@ def the_same(text: str, row: Mapping[str, object]) -> float:
     return float(text == row["answer"])
 
 
-async def test_a_tag_that_a_users_function_needs_is_refused_where_it_is_special(
-    tmp_path: Path,
-) -> None:
+async def test_a_tag_that_a_function_needs_is_refused_where_it_is_special(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", [ROW])
     task = {"reward": between_results, "gold": "So <result>{answer}</result>"}
     await checked(rows, byte_tokenizer(ordinary=("<result>",)), **task)
@@ -59,9 +57,7 @@ async def test_a_tag_that_a_users_function_needs_is_refused_where_it_is_special(
     )
 
 
-async def test_letters_that_a_tokenizer_composes_are_refused_where_a_reward_cares(
-    tmp_path: Path,
-) -> None:
+async def test_letters_that_a_tokenizer_composes_are_refused_if_it_matters(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", [{**ROW, "answer": "cafe\u0301"}])
     await checked(rows, byte_tokenizer(), reward=the_same)
     await checked(rows, byte_tokenizer(composes=True), reward=resolve(REWARD_NAMES["exact"])())

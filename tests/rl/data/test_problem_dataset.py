@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.rl.data.problem_dataset import ProblemDataset, deal, gather
+from es_cookbook.rl.data.problem_dataset import ChangedProblem, ProblemDataset, deal, gather
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
-from es_cookbook.rl.types import Observation, TrajectoryGroup
+from es_cookbook.rl.types import EnvGroupBuilder, Observation, TrajectoryGroup
 from tests.fakes import Word, trajectory
 
 
@@ -50,6 +50,11 @@ async def test_validate_names_the_problem_whose_prompt_fills_the_context() -> No
     sentence = "line 3: its prompt of 64 tokens leaves no room .* of 64 tokens.*max_model_len"
     with pytest.raises(DataError, match=sentence):
         await ProblemDataset([_builder(0), long], 1, seed=0).validate(64)
+
+
+def test_a_changed_problem_passes_on_all_that_a_problem_says() -> None:
+    said = {name for name in vars(EnvGroupBuilder) if not name.startswith("_")} - {"make_envs"}
+    assert said | {"gold", "usual_stop"} <= {*vars(ChangedProblem)}
 
 
 async def test_a_batch_is_dealt_out_to_pairs_and_what_they_bring_is_gathered() -> None:

@@ -89,9 +89,7 @@ async def test_prompts_golds_and_tags_are_those_of_the_source(tmp_path: Path, ki
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.json"])
-async def test_rewards_of_ones_own_get_the_numbers_that_prompts_show(
-    tmp_path: Path, name: str
-) -> None:
+async def test_own_rewards_get_the_numbers_that_prompts_show(tmp_path: Path, name: str) -> None:
     frame = pandas.DataFrame({"n": [19.0, None, 2.5], "of": [{"deep": [7.0]}] * 3})
     path = tmp_path / name
     if path.suffix == ".parquet":

@@ -127,9 +127,7 @@ async def test_a_match_that_never_ends_is_told_in_a_sentence() -> None:
         ("x" * (LONGEST_PATTERN + 1), "must have at most 1000 characters, found 1,001"),
     ],
 )
-async def test_a_pattern_that_is_none_is_refused_before_it_runs(
-    pattern: str, sentence: str
-) -> None:
+async def test_an_invalid_pattern_is_refused_before_it_runs(pattern: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         Regex(pattern=pattern)
     with pytest.raises(DataError, match=sentence):
