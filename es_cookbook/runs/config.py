@@ -105,17 +105,13 @@ class RunConfig(ABC):
     turn_timeout: float | None = chz.field(
         default=None, doc="seconds that the Env may use in one turn; rollout_timeout if unset"
     )
-    max_failed_fraction: float = chz.field(
-        default=0.1, doc="stop when more of a generation's rollouts are lost"
-    )
+    max_failed_fraction: float = chz.field(default=0.1, doc="stop if more of a generation is lost")
     trackers: TrackerBuilder = chz.field(
         default_factory=TrackersBuilder,
         blueprint_unspecified=TrackersBuilder,
         doc="destinations of metrics and rollouts",
     )
-    behavior_if_log_dir_exists: Behavior = chz.field(
-        default="ask", doc="what to do if log_path already holds a run"
-    )
+    behavior_if_log_dir_exists: Behavior = chz.field(default="ask", doc="if log_path holds a run")
 
     @chz.validate
     def _run_ranges(self) -> None:

@@ -183,6 +183,12 @@ def _task(
 ) -> RunConfig:
     """Return the Config that gives the problems, the sampling options and a model's engine."""
     if run is not None and not config.recipe:
+        apart = getattr(run.dataset, "test_source", None) if config.split == "test" else None
+        if apart and "dataset.source" in fields and "dataset.test_source" not in fields:
+            raise ConfigError(
+                f"data={fields['dataset.source']} has no effect, since held-out problems of this "
+                f"run are those of test_data={apart}: give test_data in place of data"
+            )
         return built(run, fields)
     if not config.recipe and not fields.keys() & {"dataset", "dataset.source"}:
         raise ConfigError(
@@ -290,16 +296,21 @@ def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
         functools.partial(measure, subjects, setting), "interrupted; nothing was written"
     )
     against = others[0] if others else None
+    results = evaluation.results
+    metric = results.solved_metric or REWARD
+    wanted = config.metric or metric
+    metric = wanted if wanted in results.metrics else metric
     if config.voters:
-        evaluation = _voted(evaluation, config.metric)
-        against = against and _voted(against, config.metric)
-    found = measured(setting, evaluation, against, config.metric)
+        evaluation = _voted(evaluation, metric)
+        against = against and _voted(against, metric)
+    found = measured(setting, evaluation, against, metric)
     if output is not None:
         replace_file(output, [to_json(found).encode()])
-    metric = _metric(config, evaluation)  # After the file, which has them all.
     answers = answers_text([*filter(None, [against]), evaluation], config.answers)
     said = f"written to {output}" if output is not None else ""
-    print("\n\n".join(filter(None, [report(found, metric), answers, said])))
+    shown = report(found, VOTE if config.voters else metric)
+    print("\n\n".join(filter(None, [shown, answers, said])))
+    results.values(wanted)  # Refused last, unless an Env reported it: measuring may take long.
 
 
 def _voted(evaluation: Evaluation, metric: str) -> Evaluation:
@@ -310,8 +321,7 @@ def _voted(evaluation: Evaluation, metric: str) -> Evaluation:
             f"{evaluation.name}: votes need answers that can be compared, and the Envs of these "
             f"problems report none (the log {ANSWER!r} of a StepResult, or `read` of a Reward)"
         )
-    of_votes = results.voted(metric or results.solved_metric or REWARD)
-    return dataclasses.replace(evaluation, results=of_votes)
+    return dataclasses.replace(evaluation, results=results.voted(metric))
 
 
 def _check_model(config: EvaluateConfig, subject: Subject) -> None:
@@ -324,14 +334,6 @@ def _check_model(config: EvaluateConfig, subject: Subject) -> None:
                 f"against={subject.name} is no run directory and no model; as a model: {error}"
             ) from error
         raise
-
-
-def _metric(config: EvaluateConfig, evaluation: Evaluation) -> str:
-    results = evaluation.results
-    of_votes = VOTE if evaluation.voters else ""
-    metric = of_votes or config.metric or results.solved_metric or REWARD
-    results.values(metric)  # Refused unless an Env reported it.
-    return metric if metric in results.metrics else REWARD
 
 
 def cli() -> None:

@@ -93,9 +93,8 @@ def main(config: ReconsiderConfig, fields: Mapping[str, str]) -> None:
     (first_P, first), (second_P, second), tokenizer, trained_on = result_until_signal(
         partial(ask_twice, subject, setting, cue), "interrupted; nothing was written"
     )
-    metric = config.metric or first.solved_metric or REWARD
-    for results in (first, second):
-        results.values(metric)  # Refused unless an Env reported it.
+    usual = first.solved_metric or REWARD
+    metric = config.metric if {config.metric} <= {*first.metrics} & {*second.metrics} else usual
     mean_P = np.array([uncertainty(turn) for turn in first_P])
     buckets = buckets_of(np.where([turn is not None for turn in second_P], mean_P, math.nan))
     number = None if subject.run is None else subject.generations[0]
@@ -126,6 +125,7 @@ def main(config: ReconsiderConfig, fields: Mapping[str, str]) -> None:
         with whole_directory(output) as directory:
             (directory / "rollouts.jsonl").write_text(text, encoding="utf-8")
         print(f"\nwritten to {output}")
+    first.values(config.metric or usual)  # Refused last, unless an Env reported it.
 
 
 def _described(turn: Transition | None, tokenizer: Tokenizer) -> dict[str, object] | None:

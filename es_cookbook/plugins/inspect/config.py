@@ -26,9 +26,7 @@ class InspectConfig(RunOrModel, Answering):
     limit: int | None = chz.field(default=None, doc="maximum number of samples; None: all")
     epochs: int | None = chz.field(default=None, doc="answers per sample; None: as the task says")
     log_dir: str = chz.field(default="logs", doc="directory of inspect's logs")
-    temperature: float = chz.field(
-        default=0.0, doc="0 is greedy; a task's own temperature takes precedence"
-    )
+    temperature: float = chz.field(default=0.0, doc="0 is greedy; a task's own takes precedence")
     max_tokens: int | None = chz.field(
         default=None,
         doc="maximum tokens per turn; None: the run's own; a task's own takes precedence",
@@ -39,6 +37,7 @@ class InspectConfig(RunOrModel, Answering):
     @chz.validate
     def _ranges(self) -> None:
         check_range(self, "limit", "epochs", "max_tokens", at_least=1)
+        check_range(self, "temperature", "seed", at_least=0)
         if not self.log_path and self.model_name is None:
             raise ConfigError("give log_path=RUN or model_name=MODEL: what is to be evaluated")
         if not self.log_path and self.genome != "centre":

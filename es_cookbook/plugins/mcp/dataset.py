@@ -21,7 +21,7 @@ from es_cookbook.common.machine.processes import command_of
 from es_cookbook.common.trust import needs_trust
 from es_cookbook.plugins.mcp.servers import Server, check_names, targets
 from es_cookbook.rl.data.rows import Row, filled
-from es_cookbook.rl.data.task import ScoredRows, gold_of
+from es_cookbook.rl.data.task import ScoredRows
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Datasets, Tokenizer
@@ -49,9 +49,7 @@ class ToolRows(ScoredRows):
     tool_timeout: float = chz.field(
         default=30.0, doc="seconds for a call, or for starting a server"
     )
-    max_chars: int = chz.field(
-        default=4000, doc="maximum characters of a result; longer ones are truncated"
-    )
+    max_chars: int = chz.field(default=4000, doc="characters after which a result is cut")
     at_once: int = chz.field(
         default=64, doc="maximum number of pending calls, or of rollouts with separate servers"
     )
@@ -95,5 +93,5 @@ class ToolRows(ScoredRows):
         return ProblemGroupBuilder(
             functools.partial(RowEnv, chat, question, self.reward, row, self.full_reward),
             row.where,
-            gold=gold_of(row, self.gold, self.full_reward),
+            gold=self.gold_of(row, self.full_reward),
         )

@@ -52,9 +52,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
     """
 
     source: str = chz.field(doc=f"{SOURCE_DOC}; several with commas, a part as rows.jsonl[:1000]")
-    test_source: str | None = chz.field(
-        default=None, doc="the same for the test; None holds rows of `source` out"
-    )
+    test_source: str | None = chz.field(default=None, doc="for the test; None: held out of source")
     num_train: int = chz.field(default=10_000, doc="most training problems used")
     num_test: int | None = chz.field(
         default=None,

@@ -20,7 +20,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Literal
+from typing import Literal, cast
 
 import chz
 from typing_extensions import override
@@ -73,8 +73,8 @@ class ScoredRows(RowDatasetBuilder):
     )
     gold: str | None = chz.field(
         default=None,
-        doc="a row's perfect answer, as a template like prompt; its `answer`, if it has one, if "
-        "unset",
+        doc="a row's perfect answer, as a template like prompt; unset: its `answer`, the shortest "
+        "of a list",
     )
     full_reward: float | None = chz.field(
         default=1.0,
@@ -99,7 +99,19 @@ class ScoredRows(RowDatasetBuilder):
         except DataError as error:
             raise DataError(f"{error} (dataset.prompt={one_line(self.prompt):.60})") from None
         check_row(self.reward, row)
-        gold_of(row, self.gold, self.full_reward)
+        self.gold_of(row)
+
+    def gold_of(self, row: Row, full_reward: float | None = 1.0) -> str | None:
+        """Return a row's perfect answer; None if it has none, or without a `full_reward`.
+
+        Of a list of answers, any of which a shared reward accepts, it is the shortest.
+        """
+        answer = row.fields.get("answer") if self.gold is None else filled(self.gold, row)
+        is_any_of = isinstance(answer, list) and isinstance(self.reward, Reward)
+        answers = cast("list[object]", answer) if is_any_of else [answer]
+        if full_reward is None or not all(isinstance(each, Scalar) for each in answers):
+            return None
+        return min(map(printed, answers), key=len, default=None)
 
     @override
     def check(self) -> None:
@@ -148,7 +160,7 @@ class Task(ScoredRows):
         if not self.examples:
             return ()
         # One more than asked for, since no row shows itself.
-        with_gold = (row for row in train if gold_of(row, self.gold, 1.0) is not None)
+        with_gold = (row for row in train if self.gold_of(row) is not None)
         rows = list(islice(with_gold, self.examples + 1))
         if len(rows) <= self.examples:
             raise DataError(
@@ -195,7 +207,7 @@ class Task(ScoredRows):
         reward = self.reward
         if isinstance(reward, Reward):
             reward = reward.after(opened or prompt_end(tokenizer, tokens_T))
-        gold = gold_of(row, self.gold, self.full_reward)
+        gold = self.gold_of(row, self.full_reward)
         stop = () if self._is_chat(tokenizer) else self._stop(others, gold)
         return ProblemGroupBuilder(
             self.env_maker(Observation(tokens_T, usual_stop=stop, opened=opened), reward, row),
@@ -206,7 +218,7 @@ class Task(ScoredRows):
 
     def _stop(self, examples: Sequence[Row], gold: str | None) -> tuple[str, ...]:
         """Return a newline if a plain prompt has examples and all perfect answers have one line."""
-        answers = [gold, *(gold_of(each, self.gold, 1.0) for each in examples)]
+        answers = [gold, *map(self.gold_of, examples)]
         are_lines = all(answer is not None and "\n" not in answer.strip() for answer in answers)
         return NEWLINE if examples and are_lines else ()
 
@@ -233,7 +245,7 @@ class Task(ScoredRows):
     def _turns(self, row: Row) -> Sequence[Message]:
         """Return a row and its perfect answer as messages."""
         question = filled(self.prompt, with_choices(self._shown(row)))
-        answer = f"{self.prefill}{gold_of(row, self.gold, 1.0)}"
+        answer = f"{self.prefill}{self.gold_of(row)}"
         return Message("user", question), Message("assistant", answer)
 
     def _shown(self, row: Row) -> Row:
@@ -243,12 +255,6 @@ class Task(ScoredRows):
         named = set(fields_of(self.prompt)) & row.fields.keys()
         tagless = {name: without_tags(row.fields[name]) for name in named}
         return dataclasses.replace(row, fields={**row.fields, **tagless})
-
-
-def gold_of(row: Row, template: str | None, full_reward: float | None) -> str | None:
-    """Return the perfect answer, which has to earn `full_reward`; None if nothing is checked."""
-    answer = row.fields.get("answer") if template is None else filled(template, row)
-    return printed(answer) if full_reward is not None and isinstance(answer, Scalar) else None
 
 
 def check_row(reward: object, row: Row) -> None:

@@ -344,11 +344,9 @@ class ChatOptions:
 
     system: str = chz.field(default="", doc="system message before the first; empty: none")
     max_turns: int = chz.field(default=8, doc="most turns of the model in a rollout")
-    max_tokens: int | None = chz.field(
-        default=None, doc="most tokens of a turn; None: as many as sampling allows"
-    )
+    max_tokens: int | None = chz.field(default=None, doc="most tokens of a turn; None: by sampling")
     max_context: int | None = chz.field(
-        default=None, doc="most tokens of the whole chat; None: the engine's context"
+        default=None, doc="most tokens of a chat; None: the engine's"
     )
     stop: tuple[str, ...] = chz.field(default=(), doc="strings that end a turn")
     tools_in: ToolsIn = chz.field(

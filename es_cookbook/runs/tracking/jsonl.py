@@ -44,9 +44,7 @@ _LARGEST = 1e300
 class JsonlTrackerBuilder(TrackerBuilder):
     """Builds the tracker that writes `metrics.jsonl` and `rollouts.jsonl`."""
 
-    rollouts_per_generation: int = chz.field(
-        default=4, doc="rollouts kept in full each generation, chosen at random"
-    )
+    rollouts_per_generation: int = chz.field(default=4, doc="rollouts kept in full, at random")
     max_text_chars: int = chz.field(
         default=20_000, doc="longer prompts, actions and logs are cut in rollouts.jsonl, and say so"
     )

@@ -24,7 +24,7 @@ async def test_the_sum_and_each_reward_by_its_name() -> None:
 async def test_rewards_that_run_elsewhere_are_added_too() -> None:
     reward = WeightedSum(rewards=("regex", "length"), length=Length(of=Number(), limit=4))
     grade = await graded(reward, "so 4", {"answer": 4, "pattern": "o"}, "row 1")
-    assert grade == Grade(1.85, {"number": 1.0, "regex": 1.0, "length": 0.85})
+    assert grade == Grade(1.85, {"number": 1.0, "regex": 1.0, "length": 0.85}, {ANSWER: "4"})
 
 
 @pytest.mark.parametrize(
