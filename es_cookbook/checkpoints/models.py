@@ -123,7 +123,11 @@ def load_architecture(model_name: str, weights: bool = True) -> PreTrainedModel:
     try:
         with torch.device("meta"):
             config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            dtype = config.dtype
+            # A dtype would be torch's default in all threads meanwhile, also in those that sample.
+            model = AutoModelForCausalLM.from_config(config, dtype=None, trust_remote_code=False)
+            model.config.dtype = dtype
+            return model
     except Exception as error:
         raise ModelError(f"model_name: cannot load {model_name!r}: {first_line(error)}") from error
 
