@@ -171,11 +171,6 @@ class Step:
         coefficients = [term.coefficient for term in self.terms]
         return math.hypot(*coefficients) if self.rule is None else self.rule.rms(coefficients)
 
-    @property
-    def mean_square(self) -> float:
-        """`rms` squared, which is additive over independent updates."""
-        return self.rms * self.rms
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AdamRule(Rule):

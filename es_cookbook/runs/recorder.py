@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from typing import cast
 
 import anyio
+import numpy as np
 
 from es_cookbook.common.errors import HistoryError
 from es_cookbook.common.machine.spans import NO_SPANS, Spans
 from es_cookbook.common.terminal import say
 from es_cookbook.engines.base import Engine
-from es_cookbook.evolution.genome import Step
+from es_cookbook.evolution.genome import OffsetsRule, Step
 from es_cookbook.population.sampler import Seconds
 from es_cookbook.rl.rollouts import count_answers, count_tokens, lost_rollouts
 from es_cookbook.rl.types import RLDataset, TrajectoryGroup
@@ -59,6 +60,10 @@ class Progress:
     def moved(self, step: Step) -> None:
         """Count a step of evolution strategies."""
         self._has_moved = True
+        if isinstance(step.rule, OffsetsRule):  # The centre is there, wherever it was.
+            squares = np.square(step.rule.offsets.array, dtype=np.float64)
+            self._latest, self._earlier_squared = {}, float(squares.mean())
+            return
         kept = 1 - step.decay
         earlier = {seed: kept * coefficient for seed, coefficient in self._latest.items()}
         self._earlier_squared *= kept * kept
@@ -69,7 +74,7 @@ class Progress:
                 so_far = self._latest.get(term.seed) or earlier.pop(term.seed, 0.0)
                 self._latest[term.seed] = so_far + term.coefficient
         else:
-            self._earlier_squared += step.mean_square
+            self._earlier_squared += step.rms**2
         # Different seeds are independent, so their squares add up.
         self._earlier_squared += math.fsum(value * value for value in earlier.values())
 

@@ -96,12 +96,10 @@ def test_a_step_has_the_terms_that_its_rule_is_about() -> None:
 
 def test_the_rms_of_a_step_follows_from_its_numbers() -> None:
     assert Step(TERMS).rms == pytest.approx(14**0.5)
-    assert Step(TERMS).mean_square == pytest.approx(14.0)
     assert Step(TERMS, rule=MuonRule(0.25, 5)).rms == 0.25
     # m² = 0.1² · 9 + 0.9² · 5, v = 0.5 · 9 + 0.5 · 5
     assert Step(TERMS, rule=ADAM).rms == pytest.approx(1e-3 * (4.14 / 7) ** 0.5)
     assert AdamRule((1,), (1.0,), (1.0,), 0.1, 2.0).rms([3.0]) == pytest.approx(0.1 * 3 / (3 + 2))
-    assert Step(rule=RULES[2]).mean_square == pytest.approx(0.01)
     # Of the newest generation alone: 0.3 · 2 and 0.4 · 2.
     feedback = ErrorFeedbackRule((1, 0, 2), (9.0, 0.3, 0.4), 0.9, 15)
     assert Step((*TERMS[:1], Term(2, 2.0), Term(3, 2.0)), rule=feedback).rms == pytest.approx(1.0)

@@ -2,14 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from es_cookbook.common.errors import HistoryError
-from es_cookbook.evolution.genome import Step, Term
-from es_cookbook.rl.types import (
-    LostRollout,
-    TrajectoryGroup,
-)
+from es_cookbook.evolution.genome import Offsets, OffsetsRule, Step, Term
+from es_cookbook.rl.types import LostRollout, TrajectoryGroup
 from es_cookbook.runs.recorder import Progress
 from tests.fakes import trajectory
 
@@ -43,3 +41,6 @@ def test_drift_in_the_direction_of_a_seed_that_comes_again_adds_up() -> None:
     assert progress.metrics()["centre/drift_rms"] == pytest.approx(math.hypot(0.4, 0.4, 0.3))
     progress.moved(Step((Term(1, -0.1),), decay=0.5))
     assert progress.metrics()["centre/drift_rms"] == pytest.approx(math.hypot(0.1, 0.2, 0.15))
+    # A step of CMA-ES says where the centre is.
+    progress.moved(Step(rule=OffsetsRule(Offsets.of(np.array([3.0, 4.0])), moved=7.0)))
+    assert progress.metrics()["centre/drift_rms"] == pytest.approx(12.5**0.5)
