@@ -30,6 +30,7 @@ from es_cookbook.checkpoints.quantised import is_quantised, quantised_checkpoint
 from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.terminal import plural
+from es_cookbook.engines.vllm.ranks import LORA_RANKS
 from es_cookbook.evolution.spaces.base import NO_WEIGHTS, ParameterInfo
 from es_cookbook.evolution.spaces.factors import AdapterFactors, LoRA
 from es_cookbook.runs.centre.replay import Replay
@@ -379,7 +380,7 @@ def _adapter(
     kind: str, rank: int, replay: Replay, adapted: Collection[ParameterInfo], place: _Place
 ) -> Written:
     # vLLM itself takes no adapters of GPT-2, nor PEFT's of experts, nor soft prompts.
-    in_vllm = rank > 0 and not any(
+    in_vllm = 0 < rank <= LORA_RANKS[-1] and not any(
         info.transposed or split_member(info.name)[1] is not None for info in adapted
     )
     loading = of_adapter(place.final, place.base, dtype_name(replay.dtype), rank, in_vllm)

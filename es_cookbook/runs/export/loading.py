@@ -7,6 +7,8 @@ import dataclasses
 import json
 from pathlib import Path
 
+from es_cookbook.engines.vllm.ranks import slot_rank
+
 _GREEDY = "do_sample=False, max_new_tokens=16"
 _ANSWER = f"""\
 tokens = model.generate(**tokenizer("1 + 1 =", return_tensors="pt"), {_GREEDY})
@@ -70,8 +72,6 @@ if __name__ == "__main__":  # vLLM starts processes.
     # On a CPU, VLLM_CPU_KVCACHE_SPACE says how many GiB it takes beside the model.
     llm = LLM({base}, enable_lora=True, max_lora_rank={rank}, dtype="{dtype}")
     print(llm.generate("1 + 1 =", greedy, lora_request=lora)[0].outputs[0].text)"""
-_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""`max_lora_rank` that vLLM accepts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +110,8 @@ def of_adapter(path: Path, base: str, dtype: str, rank: int, in_vllm: bool) -> t
     words = {"path": _text(path), "base": _text(base), "dtype": dtype}
     lines = [Lines("PEFT", "python", _ADAPTER.format(**words))]
     if in_vllm:
-        accepted = next((each for each in _VLLM_RANKS if each >= rank), rank)
-        lines.append(Lines("vLLM", "python", _VLLM_ADAPTER.format(**words, rank=accepted)))
+        text = _VLLM_ADAPTER.format(**words, rank=slot_rank(rank))
+        lines.append(Lines("vLLM", "python", text))
     return tuple(lines)
 
 
