@@ -200,7 +200,9 @@ class RecordedRun:
                 "are recorded"
             )
         fitness_G = self.records[generation].fitness_G
-        ranked = [g for g, genome in enumerate(genomes_G) if genome.terms or genome.offsets]
+        optimizer = getattr(self.config, "optimizer", None)
+        left_out = [Genome()] * getattr(optimizer, "evaluate_centre", False)
+        ranked = [g for g, genome in enumerate(genomes_G) if genome not in left_out]
         ranked = [g for g in ranked if not math.isnan(fitness_G[g])]
         if count > len(ranked):
             raise ConfigError(
@@ -345,7 +347,7 @@ class RebuiltRun:
 
         Args:
             who: a genome of this generation, the centre or the base.
-            split: "test" for the held-out problems, greedy as in an evaluation; "train" for the
+            split: "test" for the held-out problems, sampled as in an evaluation; "train" for the
                 batch of this generation.
             number: index of the problem.
             overrides: other values of sampling parameters.
@@ -360,7 +362,7 @@ class RebuiltRun:
         if seed is not None:
             seed_of_call = functools.partial(derive_seed, seed, "play", number)
         if split == "test":
-            as_run = chz.replace(config.sampling, temperature=0.0)
+            as_run = chz.replace(config.sampling, temperature=config.eval_temperature)
         elif isinstance(config, Config) and config.surrogate is not None:
             as_run = config.surrogate.sampling(config.sampling)
         else:

@@ -9,6 +9,7 @@ import pytest
 from transformers import Qwen2ForCausalLM
 
 from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
+from es_cookbook.plugins.genetic.optimizer import Genetic
 from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.rl.types import Observation, SamplingParams
 from es_cookbook.runs.history.format import Fork
@@ -29,6 +30,7 @@ async def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
             trackers=JsonlTrackerBuilder(rollouts_per_generation=8),
             num_generations=6,
             eval_every=3,
+            eval_temperature=2.0,
             snapshot_every=2,
         )
     )
@@ -63,6 +65,22 @@ async def test_the_answers_that_genomes_scored_come_back(tmp_path: Path) -> None
         answer = played.rollout.transitions[0].action.text  # pyright: ignore
         assert answer == row["turns"][0]["action"] or row["attempt"]
     await rebuilt.close()
+
+
+async def test_held_out_problems_are_played_alike(log_path: Path, rebuilt: RebuiltRun) -> None:
+    await rebuilt.go_to(6)
+    rewards = [(await rebuilt.play("centre", "test", p, {})).reward for p in range(4)]
+    assert untimed(log_path / "metrics.jsonl")[-1]["test/reward/mean"] == sum(rewards) / 4
+
+
+async def test_an_elite_is_among_the_best_genomes(tmp_path: Path) -> None:
+    model = str(write_tiny_model(tmp_path / "model"))
+    genetic = Genetic(population_size=4, sigma=0.1)
+    await train(tiny(tmp_path / "run", model_name=model, optimizer=genetic))
+    run = open_run(tmp_path / "run", trust=["tests"])
+    for record in run.records[2:]:
+        genomes_G = run.genomes(record.generation)
+        assert set(run.best(record.generation, 4)) == {*genomes_G}
 
 
 async def test_nothing_is_written(log_path: Path, rebuilt: RebuiltRun) -> None:

@@ -47,7 +47,8 @@ class PlayConfig(RecordedAt, Answering):
 
     chat: bool = chz.field(default=True, doc="apply the tokenizer's chat template, if it has one")
     temperature: float | None = chz.field(
-        default=None, doc="0 is greedy; None: the run's own, and greedy for held-out problems"
+        default=None,
+        doc="0 is greedy; None: the run's own, and its eval_temperature for held-out problems",
     )
     max_tokens: int | None = chz.field(default=None, doc="tokens per answer; None: the run's own")
     seed: int | None = chz.field(
