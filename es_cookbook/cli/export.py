@@ -77,7 +77,7 @@ def export(config: ExportConfig) -> str:
     is_own = space.adapter is None and space.vectors is None
     if config.merge and is_own and not replay.search_space.moves_quantised:
         said.append("merge=true changes nothing: this run moves the model's own weights")
-    which = "the base" if replay.fingerprint is None else f"fingerprint {replay.fingerprint:016x}"
+    which = "the start" if replay.fingerprint is None else f"fingerprint {replay.fingerprint:016x}"
     what = f"the centre after {plural(replay.generation, 'generation')} ({which})"
     return "\n".join([*said, f"exported {what} as {written.kind}: {output}"])
 

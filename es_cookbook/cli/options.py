@@ -34,7 +34,7 @@ class RecordedAt(Recorded):
 
     generation: int | None = chz.field(
         default=None,
-        doc="number of generations after which to take the centre; 0 is the base, None the latest",
+        doc="number of generations after which to take the centre; 0 is the start, None the latest",
     )
     model_name: str | None = chz.field(
         default=None, doc="base model, if it has moved since the run; None: where it was"

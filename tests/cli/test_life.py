@@ -131,10 +131,7 @@ KINDS = {
     ),
     "forked": Kind(changed(of="forked")),
     "rewound, and its previous state (`rewound/1`)": Kind(changed(of="rewound/rewound/1")),
-    "from a script": Kind(
-        changed(of="scripted"),
-        said={"": "or trust=path/to/life_"},
-    ),
+    "from a script": Kind(changed(of="scripted"), said={"": "or trust=path/to/life_"}),
     "from a script, with `trust=`": Kind(changed(of="scripted"), {"": "trust=tests,{script}"}),
     "from another engine, with `engine=`": Kind(
         changed(TRAINED_ELSEWHERE, of="interrupted"),

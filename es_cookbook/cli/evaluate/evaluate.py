@@ -32,7 +32,7 @@ import chz
 
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.cli import RECIPES
-from es_cookbook.cli.evaluate.measuring import Evaluation, Setting, Subject, measure
+from es_cookbook.cli.evaluate.measuring import Evaluation, Setting, Subject, measure, of_model
 from es_cookbook.cli.evaluate.report import answers_text, measured, report, to_json
 from es_cookbook.cli.options import RunOrModel, new_output, recipe_config
 from es_cookbook.cli.train import TrainConfig
@@ -40,7 +40,6 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_with_fields
 from es_cookbook.common.errors import ConfigError, ModelError, RunDirectoryError, did_you_mean
 from es_cookbook.common.options import built
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.population.results import VOTE
 from es_cookbook.rl.objectives import REWARD
@@ -122,7 +121,9 @@ def resolve(
     _check_fields(config, fields)
     if not config.log_path:
         task = _task(config, None, fields)
-        subject = Subject(task.model_name, task.model_name, task.engine, task.space)
+        subject = of_model(task.model_name, task.engine)
+        if any(_first(path) == "search_space" for path in fields):  # An adapter to begin from, say.
+            subject = dataclasses.replace(subject, search_space=task.space)
     else:
         run = _run(config, fields)
         task = _task(config, run.config, fields, run.model_name)
@@ -135,9 +136,7 @@ def _voting(config: EvaluateConfig, setting: Setting, subject: Subject) -> tuple
     run = subject.run
     if run is None:
         raise ConfigError("voters are genomes, and a run of gradients has none: leave voters out")
-    generation = config.generation
-    if generation is None:
-        generation = min(run.last_with_genomes, len(run.records) - 1)
+    generation = len(run.records) - 1 if config.generation is None else config.generation
     run.best(generation, config.voters)
     if run.centre_of(generation) != generation:
         raise ConfigError(
@@ -200,7 +199,6 @@ def _task(
     given = dict(fields)
     if run is not None:  # On its own engine, whose options need not be the recipe's.
         given = {path: text for path, text in fields.items() if _first(path) != "engine"}
-        model_name = model_name or run.model_name
     if model_name := model_name or config.model_name:
         given["model_name"] = model_name
     return built(config_class, given)
@@ -237,7 +235,10 @@ def _of_run(
 
 def _against(config: EvaluateConfig, first: Subject, fields: Mapping[str, str]) -> list[Subject]:
     """Return the first subject and the subject that it is compared with."""
-    against = "@0" if config.against == "base" else config.against
+    is_base = config.against == "base"
+    if is_base and first.run is not None and not first.search_space.starts_at_base:
+        return [first, of_model(first.model_name, first.engine)]
+    against = "@0" if is_base else config.against
     matched = re.fullmatch(r"(.*)@(\d+)", against)
     name, generation = (matched[1], int(matched[2])) if matched else (against, None)
     is_own = name in ("", config.log_path)
@@ -256,8 +257,7 @@ def _against(config: EvaluateConfig, first: Subject, fields: Mapping[str, str]) 
             )
         return [dataclasses.replace(first, generations=(*first.generations, *other.generations))]
     if not is_own and generation is None and not _is_run(Path(name)):
-        space = LowRank() if first.run is not None else first.search_space
-        return [first, Subject(name, name, first.engine, space)]
+        return [first, of_model(name, first.engine)]
     name = name or config.log_path
     run = _open(Path(name), config.model_name if is_own else None, config.trust, fields)
     return [first, _of_run(name, run, generation, fields)]

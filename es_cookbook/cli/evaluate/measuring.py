@@ -18,8 +18,8 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import Engine, EngineBuilder, Target
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.evaluate import attempt, summary
 from es_cookbook.population.results import Results, check_same_problems, problem_names, results_of
 from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_attempted
@@ -78,6 +78,7 @@ class Evaluation:
         trained_on: number of problems that the run may have trained on; None if unknown.
         answers_P: the last message of the first attempt at each problem.
         voters: number of genomes that answered in place of the centre; 0: none.
+        is_base: whether the centre of a run answered as its base, before the first step.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Evaluation:
     trained_on: int | None = None
     answers_P: Sequence[str] = ()
     voters: int = 0
+    is_base: bool = False
 
     @property
     def title(self) -> str:
@@ -97,7 +99,7 @@ class Evaluation:
             best = f"the best {plural(self.voters, 'genome')}" if self.voters > 1 else "best genome"
             return f"{self.name}, {best} of generation {self.generation}"
         if self.generation == 0:
-            return f"{self.name} before its first generation (the base)"
+            return f"{self.name} before its first generation{' (the base)' * self.is_base}"
         return f"{self.name} after {plural(self.generation, 'generation')}"
 
 
@@ -129,32 +131,26 @@ def subject_of(config: RunOrModel, engine: EngineBuilder | None, who: Target = "
         ESCookbookError: There is no such run, or no such genome in it.
     """
     if not config.log_path:
-        name = str(config.model_name)
-        return Subject(name, name, engine or TorchEngineBuilder(), LowRank())
+        return of_model(str(config.model_name), engine or TorchEngineBuilder())
     run = open_run(Path(config.log_path), config.model_name, config.trust)
-    return Subject(
-        config.log_path,
-        run.model_name,
-        engine or run.config.engine,
-        run.config.space,
-        run,
-        [run.resolved(config.generation, who)],
-    )
+    engine, at = engine or run.config.engine, [run.resolved(config.generation, who)]
+    return Subject(config.log_path, run.model_name, engine, run.config.space, run, at)
+
+
+def of_model(name: str, engine: EngineBuilder) -> Subject:
+    """Return a model as a subject, quantised or not: beside an adapter that changes nothing."""
+    return Subject(name, name, engine, Adapter(rank=1))
 
 
 @asynccontextmanager
 async def opened(subject: Subject) -> AsyncGenerator[tuple[Engine, RebuiltRun | None]]:
     """Yield an engine with the model, and the rebuilt run if the subject is one."""
     say(f"{subject.name}: loading {subject.model_name} on {subject.engine.name}")
-    if subject.run is not None:
-        rebuilt = await rebuild(subject.run, subject.engine)
-        async with closing(rebuilt.engine) as engine:
-            yield engine, rebuilt
-        return
-    model_name, search_space = subject.model_name, subject.search_space
-    built = await subject.engine(model_name=model_name, search_space=search_space)
+    name, space = subject.model_name, subject.search_space
+    rebuilt = None if subject.run is None else await rebuild(subject.run, subject.engine)
+    built = rebuilt.engine if rebuilt else await subject.engine(model_name=name, search_space=space)
     async with closing(built) as engine:
-        yield engine, None
+        yield engine, rebuilt
 
 
 async def problems_of(setting: Setting, engine: Engine) -> Sequence[EnvGroupBuilder]:
@@ -211,6 +207,7 @@ async def _evaluation(
         trained_on=trained_on(subject, generation, problems_P),
         answers_P=[_said_last(group.trajectories_G_K[0][0]) for group in groups_P],
         voters=subject.voters,
+        is_base=generation == 0 == subject.voters and subject.search_space.starts_at_base,
     )
 
 

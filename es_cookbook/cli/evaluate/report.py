@@ -87,17 +87,15 @@ def answers_text(evaluations: Sequence[Evaluation], count: int) -> str:
 
 
 def _when(evaluation: Evaluation) -> str:
-    if evaluation.generation is None:
-        return evaluation.name
-    return "base" if evaluation.generation == 0 else f"generation {evaluation.generation}"
+    when = "base" if evaluation.is_base else f"generation {evaluation.generation}"
+    return evaluation.name if evaluation.generation is None else when
 
 
 def _heading(setting: Setting, evaluation: Evaluation) -> str:
     """Return the heading: the model that was measured, the problems and the sampling."""
     config, count = setting.config, len(evaluation.results.names_P)
     which = "held-out problem" if setting.split == "test" else "training problem"
-    temperature = config.eval_temperature
-    how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    how = f"temperature {t:g}" if (t := config.eval_temperature) else "greedy"
     attempts = plural(config.eval_attempts, "attempt")
     if evaluation.voters:
         attempts = f"{plural(evaluation.voters * count, 'rollout')}: one attempt of each genome"
@@ -141,17 +139,16 @@ def _row(name: str, estimate: Estimate, count: str = "") -> str:
 
 
 def _by_tag(estimates: Mapping[str, Estimate], metric: str) -> str:
-    lines = [f"{_cut(f'{metric}, by tag')}{'mean':>10}   {'95 % interval':<32}{'problems':>8}"]
-    lines += [_row(tag, each, str(each.problems)) for tag, each in estimates.items()]
-    return "\n".join(lines)
+    head = f"{_cut(f'{metric}, by tag')}{'mean':>10}   {'95 % interval':<32}{'problems':>8}"
+    rows = (_row(tag, each, str(each.problems)) for tag, each in estimates.items())
+    return "\n".join([head, *rows])
 
 
 def _lost(lost: Mapping[str, int], num_rollouts: int) -> str:
     """Return the number of lost rollouts and the most frequent reasons."""
-    lines = [f"lost: {sum(lost.values())} of {plural(num_rollouts, 'rollout')}, left out above"]
+    head = f"lost: {sum(lost.values())} of {plural(num_rollouts, 'rollout')}, left out above"
     most = sorted(lost.items(), key=lambda item: -item[1])[:5]
-    lines += [_wrapped(f"{number} x {reason:.300}", indent="  ") for reason, number in most]
-    return "\n".join(lines)
+    return "\n".join([head, *(_wrapped(f"{n} x {why:.300}", indent="  ") for why, n in most)])
 
 
 def _comparison(title: str, comparisons: Sequence[Comparison], metric: str, attempts: int) -> str:

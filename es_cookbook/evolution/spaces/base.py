@@ -345,6 +345,8 @@ class SearchSpaceBuilder(ABC):
     """Whether the space that it builds does (`SearchSpace.vectors`)."""
     has_adapter: ClassVar[bool] = False
     """The same (`SearchSpace.adapter`)."""
+    starts_elsewhere: ClassVar[bool] = False
+    """Whether it starts neither at the base nor at adapters."""
     start_option: ClassVar[str] = ""
     """Its option with the directories of PEFT adapters that it starts from."""
 
@@ -423,6 +425,11 @@ class SearchSpaceBuilder(ABC):
         """Directories of the PEFT adapters that it starts from."""
         given = getattr(self, self.start_option, None) or ()
         return [given] if isinstance(given, str) else given
+
+    @property
+    def starts_at_base(self) -> bool:
+        """Whether the centre answers as the base before its first step."""
+        return not (self.starts or self.starts_elsewhere)
 
     def check(self) -> None:
         """Raise a ConfigError before a model is loaded if there are no adapters to start from."""

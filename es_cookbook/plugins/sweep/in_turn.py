@@ -17,7 +17,6 @@ import chz
 
 from es_cookbook.common.configs import config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
-from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.rl.types import RLDatasetBuilder
 from es_cookbook.runs.config import MAY_DIFFER, Config, recorded_config
 from es_cookbook.runs.directory.directory import HISTORY, METRICS
@@ -116,10 +115,8 @@ def rollouts_of(config: Config) -> int:
     The count is per problem of a batch if the size of a batch is not known.
     """
     batch = (batch_of(config.dataset) or 1) // (config.num_pairs or 1) or 1
-    if config.surrogate is not None:  # Only the centre answers.
-        num_genomes = config.surrogate.attempts
-    else:
-        optimizer = config.optimizer
-        with_centre = isinstance(optimizer, ES) and optimizer.evaluate_centre
-        num_genomes = optimizer.population_size + with_centre
+    optimizer, surrogate = config.optimizer, config.surrogate
+    num_genomes = optimizer.population_size + getattr(optimizer, "evaluate_centre", False)
+    if surrogate is not None:  # Only the centre answers.
+        num_genomes = surrogate.attempts
     return num_genomes * config.num_generations * config.attempts * batch

@@ -47,6 +47,7 @@ class SoftPrompt(SearchSpaceBuilder):
     """Embeddings of virtual tokens before each prompt."""
 
     has_vectors: ClassVar[bool] = True
+    starts_elsewhere: ClassVar[bool] = True
     text: str | None = chz.field(
         default=None, doc="text whose tokens' embeddings it starts from; random tokens if unset"
     )

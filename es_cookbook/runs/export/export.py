@@ -77,7 +77,7 @@ def _model_card(title: str, replay: Replay, base: tuple[str, str], written: Writ
     fingerprint = replay.fingerprint
     facts = {
         "generations": str(replay.generation),
-        "fingerprint": "none: it is the base" if fingerprint is None else f"{fingerprint:016x}",
+        "fingerprint": "none: it is the start" if fingerprint is None else f"{fingerprint:016x}",
         "base model": replay.model_name,
         "base weights": base[0],
         "base tokenizer": base[1],
@@ -89,7 +89,7 @@ def _model_card(title: str, replay: Replay, base: tuple[str, str], written: Writ
         log_path = replay.history.parent
         rows = read_metrics(log_path / METRICS)
         rows = [row for row in rows if row.get(GENERATION, math.nan) <= replay.generation]
-        how = f"From the base to this centre: {result_of(log_path, rows).gain()}."
+        how = f"From the start to this centre: {result_of(log_path, rows).gain()}."
     except HistoryError:  # The weights do not depend on it.
         how = "The metrics of the run cannot be read: their file is damaged."
     parts = [

@@ -12,13 +12,16 @@ from typing import Any
 import anyio
 import chz
 import pytest
+import torch
 
 from es_cookbook.common.terminal import plural
+from es_cookbook.plugins.vectors.spaces import SoftPrompt
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.runs.program import train as train_run
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import FakeEngineBuilder
+from tests.quantised_models import How, quantise
 from tests.said import typed
 from tests.tiny_run import TinyConfig, write_tiny_model
 
@@ -137,6 +140,16 @@ def test_another_run_and_a_model_are_compared_on_the_same_problems() -> None:
     assert "Against model, problem by problem:" in evaluate("log_path=fake", "against=model").stdout
 
 
+def test_the_base_is_a_model_where_a_run_starts_elsewhere_and_models_may_be_quantised() -> None:
+    space = SoftPrompt(num_tokens=2)
+    run(TinyConfig(model_name="model", log_path="soft", search_space=space, eval_every=1))
+    quantise(Path("model"), Path("codes"), Path("numbers"), How(dtype=torch.float32))
+    found = [measured("log_path=soft", f"against={each}") for each in ("base", "codes", "numbers")]
+    of_base, of_codes, of_numbers = (each["against"]["metrics"] for each in found)
+    assert of_base == recorded("real")[0] != recorded("soft")[0] and of_codes == of_numbers
+    assert "before its first generation\n" in evaluate("log_path=soft", "generation=0").stdout
+
+
 def test_a_model_is_measured_on_a_recipe_and_a_run_on_another_recipe() -> None:
     options = ("recipe=countdown", "dataset.num_test=5", "dataset.num_train=40")
     found = measured("model_name=model", *options, "sampling.max_tokens=2")
@@ -229,7 +242,6 @@ def test_lost_rollouts_are_counted_and_named() -> None:
         (["log_path=fake", "attempts=4", "temperature=0"], "attempts=4 would all be alike, since"),
         (["log_path=fake", "sampling.temperature=1"], "sampling.temperature is temperature=..."),
         (["log_path=fake", "optimizer.sigma=1"], "of the options of a run an evaluation"),
-        (["log_path=fake", "generatoin=1"], "unknown option 'generatoin'; did you mean 'genera"),
         (["log_path=fake", "output=a.txt"], "output must be a .json file, found 'a.txt'"),
         (["log_path=fake", "metric=corect"], "metric must be one that the Envs report"),
     ],

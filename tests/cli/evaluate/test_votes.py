@@ -96,7 +96,6 @@ def test_without_a_generation_the_last_one_votes_and_one_model_has_maj_at_k() ->
     ("options", "sentence"),
     [
         (("run", "voters=9"), "generation 1 has 8 genomes with fitness, and 9 are asked for"),
-        (("run", "voters=2", "generation=2"), "generation 2 has no genomes: it is the end"),
         (("run", "voters=2", "attempts=2"), "voters answer once each: leave attempts=2 out"),
         (
             ("model_name=x", "recipe=countdown", "voters=2"),

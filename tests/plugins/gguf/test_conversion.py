@@ -229,10 +229,7 @@ def test_what_a_file_cannot_say_is_refused(tmp_path: Path) -> None:
     small = make_tiny_model("llama", tmp_path / "llama")
     load_tokenizer(str(model)).save_pretrained(small)
     for directory, what in (
-        (
-            make_tiny_model("gemma2", tmp_path / "gemma2"),
-            "names for gemma2 are not known here",
-        ),
+        (make_tiny_model("gemma2", tmp_path / "gemma2"), "names for gemma2 are not known here"),
         (make_tiny_model("qwen3", tmp_path / "qwen3"), "a tokenizer of the type WordLevel has no"),
         (model, "a GGUF file of gemma3_text cannot say (layer_types|rope_parameters)="),
         (small, "the tokenizer has the token 2.* and the embedding 40 rows"),

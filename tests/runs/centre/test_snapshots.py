@@ -30,11 +30,8 @@ def test_it_is_a_plain_safetensors_file_that_says_what_it_is(recorded: Recorded)
     assert same_bits(load_file(path), recorded.weights[3])
     with safe_open(path, "pt") as file:
         said = file.metadata()
-    assert said == {
-        "format": "pt",
-        "generation": "3",
-        "fingerprint": f"{recorded.fingerprints[3]:x}",
-    }
+    fingerprint = f"{recorded.fingerprints[3]:x}"
+    assert said == {"format": "pt", "generation": "3", "fingerprint": fingerprint}
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -53,16 +50,12 @@ def _rename(path: Path, recorded: Recorded) -> None:
 
 
 def _of_another_run(path: Path, recorded: Recorded) -> None:
-    config = recorded.path / "config.json"
-    model = Path(load_model_name(config))
+    config = json.loads((recorded.path / "config.json").read_text())
+    model = Path(config["model_name"])
     steps = [Step((Term(9, 0.1),))] * 6
     other = record_run(path.parents[2] / "other", model, LowRank(), steps)
     (foreign,) = take_snapshots(other.path, 5)
     shutil.copy(foreign, path)
-
-
-def load_model_name(config: Path) -> str:
-    return json.loads(config.read_text())["model_name"]
 
 
 @pytest.mark.parametrize(

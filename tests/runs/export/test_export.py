@@ -147,7 +147,7 @@ async def test_a_low_rank_run_as_an_adapter_tells_its_error(tmp_path: Path) -> N
         f"an approximation: {error:.0%} of what the run changed is left out (relative error "
         f"{error:.4g}); an adapter of rank {len(seeds)} would hold all of it: rank=exact\n"
     )
-    assert "(the base)" in write(run, tmp_path / "none", generation=0)
+    assert "(the start)" in write(run, tmp_path / "none", generation=0)
     for file in model.iterdir():
         assert (tmp_path / "none" / file.name).read_bytes() == file.read_bytes()
     said = write(run, tmp_path / "exact", rank="exact")
@@ -188,7 +188,7 @@ async def test_the_card_says_where_the_weights_come_from(tmp_path: Path) -> None
     for fact in (f"{record.fingerprint:016x}", str(model), "LowRank", "float32"):
         assert f"| `{fact}` |" in card
     assert json.loads(card.split("```json\n")[1].split("```")[0])["seed"] == 0
-    assert re.search(r"\nFrom the base to this centre: test/env/all/correct \d.* -> \d", card)
+    assert re.search(r"\nFrom the start to this centre: test/env/all/correct \d.* -> \d", card)
 
 
 @pytest.fixture

@@ -23,10 +23,7 @@ from es_cookbook.engines.torch.gpu import graphs
 from es_cookbook.engines.torch.gpu.graphs import TOKENS_AT_ONCE, CapturedForward, Step
 from es_cookbook.engines.torch.kernels import modules
 from es_cookbook.engines.torch.kernels.low_rank import LowRankTable
-from es_cookbook.engines.torch.population_layers import (
-    LinearGroup,
-    PopulationModel,
-)
+from es_cookbook.engines.torch.population_layers import LinearGroup, PopulationModel
 from es_cookbook.engines.torch.prefix_cache import PrefixCache
 from es_cookbook.engines.torch.slots import (
     Choice,
