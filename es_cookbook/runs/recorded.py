@@ -200,9 +200,8 @@ class RecordedRun:
                 "are recorded"
             )
         fitness_G = self.records[generation].fitness_G
-        optimizer = getattr(self.config, "optimizer", None)
-        left_out = [Genome()] * getattr(optimizer, "evaluate_centre", False)
-        ranked = [g for g, genome in enumerate(genomes_G) if genome not in left_out]
+        has_centre = getattr(getattr(self.config, "optimizer", None), "evaluate_centre", False)
+        ranked = [g for g, genome in enumerate(genomes_G) if not has_centre or genome != Genome()]
         ranked = [g for g in ranked if not math.isnan(fitness_G[g])]
         if count > len(ranked):
             raise ConfigError(
