@@ -114,9 +114,7 @@ class Raw(Fitness):
     array([-1.,  1.])
     """
 
-    clip: float | None = chz.field(
-        default=None, doc="scores beyond this are cut to it, either way; None: none are"
-    )
+    clip: float | None = chz.field(default=None, doc="scores are cut to ± this; None: not")
 
     @chz.validate
     def _clip(self) -> None:

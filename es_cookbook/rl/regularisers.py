@@ -33,9 +33,7 @@ AddedProblems: TypeAlias = Callable[[int, Sequence[EnvGroupBuilder]], Sequence[E
 class Regulariser(ABC):
     """Builds the problems of one regulariser."""
 
-    weight: float = chz.field(
-        doc="weight of its mean reward relative to the batch's; 0: only measure its metrics"
-    )
+    weight: float = chz.field(doc="weight of its mean reward beside the batch's; 0: measure only")
     problems_per_generation: int = chz.field(default=8, doc="its problems in a batch, at most")
 
     @chz.validate

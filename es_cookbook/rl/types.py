@@ -73,9 +73,7 @@ class SamplingParams:
 
     max_tokens: int = chz.field(default=256, doc="most tokens sampled for one action")
     temperature: float = chz.field(default=0.0, doc="0 is greedy, the default for ES")
-    top_p: float = chz.field(
-        default=1.0, doc="nucleus sampling: smallest set of tokens with this probability mass"
-    )
+    top_p: float = chz.field(default=1.0, doc="nucleus sampling: probability mass to sample from")
     logprobs: bool = chz.field(default=False, doc="return log-probabilities of sampled tokens")
     stop: tuple[str, ...] | None = chz.field(
         default=(),

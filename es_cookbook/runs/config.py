@@ -85,9 +85,7 @@ class RunConfig(ABC):
 
     model_name: str = chz.field(doc="model directory, GGUF file, Hub name or run (RUN@GENERATION)")
     dataset: RLDatasetBuilder = chz.field(doc="problems to train on, and held-out ones")
-    log_path: str = chz.field(
-        default="", doc="run directory; empty: runs/<name of the data>-<digest of the options>"
-    )
+    log_path: str = chz.field(default="", doc="run directory; empty: runs/<data>-<digest>")
     engine: EngineBuilder = ENGINES.field("where genomes run")
     sampling: SamplingParams = chz.field(default_factory=SamplingParams, doc="how tokens are drawn")
     attempts: int = chz.field(default=1, doc="rollouts of one genome at one problem")

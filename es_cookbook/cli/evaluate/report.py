@@ -45,7 +45,8 @@ def measured(
     if results.attempts > 1 and solved is not None:
         found["all"] |= results.at_ks(solved)
     for tag in results.tags:
-        found[tag] = {name: results.estimate(name, seed, tag) for name in results.metrics}
+        # A row may have the tag "all" itself.
+        found.setdefault(tag, {n: results.estimate(n, seed, tag) for n in results.metrics})
     both = compared(results, against.results, seed) if against else []
     return Measured(setting, evaluation, against, found, both)
 

@@ -133,9 +133,7 @@ class ES(OptimizerBuilder):
         doc="ρ of the move ρ/N · Σ fitness · noise to where fitness is lower, which every other "
         "generation makes and the next one takes back (ESSAM); 0: not made",
     )
-    evaluate_centre: bool = chz.field(
-        default=False, doc="the centre attempts the problems too, as one more genome"
-    )
+    evaluate_centre: bool = chz.field(default=False, doc="the centre attempts the problems too")
     adaptive_sigma: AdaptiveSigma | None = chz.field(
         default=None, doc="steers sigma by the centre's fitness; needs evaluate_centre"
     )

@@ -19,7 +19,7 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_literals, check_range
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_count
+from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_count, tell_none_held_out
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
 from es_cookbook.rl.types import (
     ON_BAD_ROW_DOC,
@@ -224,9 +224,12 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
         if self.source is not None:
             from es_cookbook.rl.data.rows import SkippedRows
 
-            train, _ = self._read(SkippedRows(self.source, self.on_bad_row), None)
+            train, test = self._read(SkippedRows(self.source, self.on_bad_row), None)
             if not train:
                 raise DataError(f"{self.origin}: there are no training problems")
+            if not test and self.num_test:
+                advice = "dataset.test_source=... gives others, dataset.fold=1 another share"
+                tell_none_held_out(self.source, self.test_source, advice)
             check_count(len(train), self.problems_per_generation)
 
     def folds(self, fold: Fold) -> list[int]:

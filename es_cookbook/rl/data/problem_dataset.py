@@ -61,6 +61,20 @@ def check_count(num_rows: int, problems_per_generation: int) -> None:
         )
 
 
+def tell_none_held_out(source: str, test_source: str | None, advice: str) -> None:
+    """Say that no row of a source is held out, and what to do about it.
+
+    Raises:
+        DataError: A source of its own has no rows.
+    """
+    if test_source is not None:
+        raise DataError(f"{test_source}: there are no rows to test on")
+    say(
+        f"{source}: none of its rows is in the share that is held out, so nothing measures what is "
+        f"learned; {advice}, and dataset.num_test=0 says that none are wanted"
+    )
+
+
 def in_epochs(size: int, seed: int, start: int, count: int) -> list[int]:
     """Return `count` indices from `start` on of an endless sequence with all `size` once an epoch.
 

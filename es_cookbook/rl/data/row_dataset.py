@@ -25,7 +25,7 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_literals, check_range
 from es_cookbook.common.errors import ConfigError, DataError, nearest
 from es_cookbook.common.terminal import one_line, plural, say
-from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_count
+from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_count, tell_none_held_out
 from es_cookbook.rl.data.rows import Row, SkippedRows, check_template, filled, with_whole_numbers
 from es_cookbook.rl.data.sources import label_of, load_rows, load_splits
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
@@ -129,7 +129,11 @@ class RowDatasetBuilder(RLDatasetBuilder):
         """Read the rows that are used, and refuse those that would be refused later."""
         train, test = self._splits()
         if not test and self.num_test != 0:
-            self._tell_none_held_out()
+            advice = (
+                f"dataset.test_fraction={self.test_fraction:g} is the share, dataset.num_test=10 "
+                "holds that many out"
+            )
+            tell_none_held_out(self.source, self.test_source, advice)
         rows = [keyed.row for keyed in [*train, *test]]
         self._check_prompt(rows)
         for row in rows if self.on_bad_row == "refuse" else []:
@@ -146,15 +150,6 @@ class RowDatasetBuilder(RLDatasetBuilder):
                     f"{self.source}: {who} {name!r}, which dataset.prompt names; "
                     f"{nearest(name, had)}"
                 )
-
-    def _tell_none_held_out(self) -> None:
-        if self.test_source is not None:
-            raise DataError(f"{self.test_source}: there are no rows to test on")
-        say(
-            f"{self.source}: none of its rows is in the share that is held out "
-            f"(dataset.test_fraction={self.test_fraction:g}), so nothing measures what is learned; "
-            "dataset.num_test=10 holds that many out, and num_test=0 says that none are wanted"
-        )
 
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         """Load the rows, hold some out, and make their problems."""

@@ -350,7 +350,9 @@ def keep_trained_on(
     forked: int = 0,
     more: Iterable[tuple[int, ...]] = (),
 ) -> None:
-    """Record the problems that a run may train on; warn if held-out problems are among them.
+    """Record the problems that a run may train on.
+
+    Warn if held-out problems are among them, or if they are not those of the recorded generations.
 
     Nothing is recorded if they are not known: if problems have no digests, and for a fork whose
     parent has recorded nothing.
@@ -376,6 +378,11 @@ def keep_trained_on(
             plural(len(datasets.test_P), "held-out problem"),
         )
     before = read_trained_on(log_path) if generations else None
+    if found and before and not forked and found.encode() != before.encode():
+        logger.warning(
+            "the training problems are not those of the %s before: the data or its reader changed",
+            plural(generations, "generation"),
+        )
     if found is None:
         (log_path / TRAINED_ON).unlink(missing_ok=True)
     elif before is not None or not forked:

@@ -53,6 +53,8 @@ async def test_a_file_without_problems_and_a_problem_in_both_are_refused(
         await build(test_source=files[1])(tokenizer)
     with pytest.raises(DataError, match=r"empty.jsonl: there are no training problems"):
         await build(source=write_rows(tmp_path / "empty.jsonl", []))(tokenizer)
+    with pytest.raises(DataError, match=r"empty.jsonl: there are no rows to test on"):
+        SourcedDatasetBuilder.check(build(test_source=str(tmp_path / "empty.jsonl")))
 
 
 @pytest.mark.parametrize("bad", [{"numbers": [3, 4, 2]}, {"numbers": [1, 1], "target": 99}])

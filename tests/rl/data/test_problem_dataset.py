@@ -2,13 +2,15 @@
 
 import functools
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.rl.data.problem_dataset import ChangedProblem, ProblemDataset, deal, gather
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
-from es_cookbook.rl.types import EnvGroupBuilder, Observation, TrajectoryGroup
+from es_cookbook.rl.types import Datasets, EnvGroupBuilder, Observation, TrajectoryGroup
+from es_cookbook.runs.directory.directory import keep_trained_on
 from tests.fakes import Word, trajectory
 
 
@@ -74,3 +76,10 @@ async def test_a_batch_is_dealt_out_to_pairs_and_what_they_bring_is_gathered() -
     assert found == [[[0], [1]], [[2], [3]], [[10], [11]], [[12], [13]]]
     with pytest.raises(ConfigError, match="their number must be a multiple of 2"):
         deal(problems_P[:3], 2)
+
+
+def test_other_problems_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for generations, count in ((0, 2), (3, 2), (3, 3)):
+        problems = [_builder(i) for i in range(count)]
+        keep_trained_on(tmp_path, Datasets(ProblemDataset(problems, 1, seed=0)), generations)
+    assert caplog.text.count("are not those of the 3 generations before") == 1
