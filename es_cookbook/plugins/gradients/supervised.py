@@ -17,7 +17,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError, ModelError
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.data.rows import Row, SkippedRows, messages_of, tools_of
-from es_cookbook.rl.data.sources import check_source, load_rows
+from es_cookbook.rl.data.sources import load_rows
 from es_cookbook.rl.messages.chat import Renderer
 from es_cookbook.rl.messages.encoder import Controls, inside, plain
 from es_cookbook.rl.messages.message import Message, with_system
@@ -50,7 +50,7 @@ class SupervisedRows:
         Raises:
             DataError: It does not.
         """
-        check_source(self.source, "dataset.source")
+        load_rows(self.source, option="dataset.source")
 
     def __call__(self, tokenizer: Tokenizer) -> Split:
         """Turn every row into a sequence, in order.

@@ -13,8 +13,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -40,15 +39,15 @@ _Splits: TypeAlias = Mapping[str, Sequence[str]]
 """Split -> paths of its files, in the repository or on this machine."""
 
 
-def open_set(source: NamedSet) -> Callable[[], Iterator[Row]]:
-    """Find a set, without reading it; returns a function that reads its rows.
+def open_set(source: NamedSet) -> Iterator[Row]:
+    """Find a set, and return an iterator over its rows, which reads them.
 
     Raises:
         DataError: The set, configuration or split does not exist.
     """
     if source.is_directory:
         files = _saved(source) or _of_split(source, _resolved(source, None))
-        return partial(_rows, source, files)
+        return _rows(source, files)
     try:
         with asking(f"dataset {source.name}"):
             revision = _checked_revision(source)
@@ -62,7 +61,7 @@ def open_set(source: NamedSet) -> Callable[[], Iterator[Row]]:
     paths = _of_split(source, splits)
     if not is_cached:
         _record(source, revision, splits)
-    return partial(_rows, source, _fetched(source, revision, paths, is_cached))
+    return _rows(source, _fetched(source, revision, paths, is_cached))
 
 
 def _rows(source: NamedSet, paths: Iterable[str | Path]) -> Iterator[Row]:

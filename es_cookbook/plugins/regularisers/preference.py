@@ -171,12 +171,12 @@ class PreferencePairs(Regulariser):
         return PairProblem(prompt_T, chosen_T, rejected_T, self.beta)
 
     def _answer(self, text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """Return the tokens of an answer and its end."""
+        """Return the tokens of an answer and its end, which its text may already have."""
         if self.chat and tokenizer.chat_template is not None:
             said_T = ChatTemplate.of(tokenizer).turn(Message("assistant", text))
-            if said_T[-1] in Controls.of(tokenizer).ids:
-                return tuple(said_T)
         else:
             said_T = inside(tokenizer, text)
         end = cast("int | None", tokenizer.eos_token_id)
-        return (*said_T, *([] if end is None else [end]))
+        if end is None or (said_T and said_T[-1] in Controls.of(tokenizer).ids):
+            return said_T
+        return (*said_T, end)

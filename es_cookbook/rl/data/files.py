@@ -134,8 +134,8 @@ def tables_of(path: Path) -> Tables:
                 yield from pyarrow.ipc.open_stream(mapped)
 
 
-def of_tables(tables: Tables, where: str, *, are_texts: bool = False) -> Iterator[Row]:
-    """Yield the rows of consecutive tables; `are_texts` says that they come from CSV."""
+def of_tables(tables: Tables, where: str) -> Iterator[Row]:
+    """Yield the rows of consecutive tables."""
     numbers = count(1)
     for table in tables:
         names: Sequence[str] = table.schema.names
@@ -145,7 +145,7 @@ def of_tables(tables: Tables, where: str, *, are_texts: bool = False) -> Iterato
         for start in range(0, table.num_rows, BATCH):
             for fields in cast("list[dict[str, object]]", table.slice(start, BATCH).to_pylist()):
                 fields.update({name: changed(fields[name], _decoded) for name in binary})
-                yield Row(f"{where}, row {next(numbers)}", fields, are_texts=are_texts)
+                yield Row(f"{where}, row {next(numbers)}", fields)
 
 
 def _decoded(value: object) -> object:

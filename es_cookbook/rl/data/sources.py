@@ -55,8 +55,8 @@ class NamedSet:
         return Path(self.name).is_dir()
 
 
-OpenSet: TypeAlias = Callable[[NamedSet], Callable[[], Iterator[Row]] | None]
-"""Finds a set and returns its reader; None if it is of another kind."""
+OpenSet: TypeAlias = Callable[[NamedSet], Iterator[Row] | None]
+"""Finds a set; its rows are read from what it returns, which is None for sets of another kind."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,22 +84,8 @@ def label_of(source: str) -> str:
     return name or "rows"
 
 
-def check_source(source: str, option: str, split: str = "train") -> None:
-    """Refuse a source that is not there, without reading it; `option` is the user's name for it.
-
-    Raises:
-        DataError: There is no such file, directory, configuration or split, or the Hub does not
-            give the set and no cache has it.
-    """
-    for each in _sources(source):
-        if each.named is None:
-            _paths(each.files)
-        else:
-            _opened(each.named, option, split)
-
-
 def load_rows(source: str, *, option: str = "source", split: str = "train") -> Iterator[Row]:
-    """Yield the rows of a source, in order.
+    """Find a source, and return an iterator over its rows, which reads them, in order.
 
     Args:
         source: as the module's docstring has it.
@@ -107,23 +93,24 @@ def load_rows(source: str, *, option: str = "source", split: str = "train") -> I
         split: split of a set that has several, if the source names none.
 
     Raises:
-        DataError: The source cannot be found or read, or a line is not a JSON object.
+        DataError: There is no such file, directory, configuration or split, or the Hub does not
+            give the set and no cache has it; from the iterator: a row cannot be read.
     """
     found: list[Iterator[Row]] = []
     for each in _sources(source):
         if each.named is None:
             rows = chain.from_iterable(map(file_rows, _paths(each.files)))
         else:
-            rows = _opened(each.named, option, split)()
+            rows = _rows_of_set(each.named, option, split)
         found.append(islice(rows, each.start, each.stop))
     return chain.from_iterable(found)
 
 
-def _opened(named: NamedSet, option: str, split: str) -> Callable[[], Iterator[Row]]:
+def _rows_of_set(named: NamedSet, option: str, split: str) -> Iterator[Row]:
     named = dataclasses.replace(named, option=option, split=named.split or split)
     for name in SETS:
-        if (read := cast(OpenSet, load(SETS[name]))(named)) is not None:
-            return read
+        if (rows := cast(OpenSet, load(SETS[name]))(named)) is not None:
+            return rows
     raise DataError(f"{option}: nothing that is installed reads the set {named.name!r}")
 
 

@@ -131,15 +131,16 @@ def pairs_of(source: str, **fields: Any) -> Sequence[PairProblem]:
 
 
 async def test_rows_become_pairs_of_tokens(tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "pairs.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    row = {"prompt": "a", "chosen": "b", "rejected": "c!"}
+    source = write_rows(tmp_path / "pairs.jsonl", [row])
     (found,) = pairs_of(source, problems_per_generation=1, beta=0.3)
     letters = [ord(letter) - 32 for letter in "abc"]
-    assert found == PairProblem((letters[0],), (letters[1],), (letters[2],), 0.3)
+    assert found == PairProblem((letters[0],), (letters[1],), (letters[2], 1), 0.3)
     tokenizer = FakeEngine().tokenizer
     tokenizer.eos_token = "!"
     builder = PreferencePairs(source=source, weight=1.0, problems_per_generation=1)
     (ended,) = builder(tokenizer, 64, 0)(0, [])
-    assert ended == PairProblem((letters[0],), (letters[1], 1), (letters[2], 1), 0.1), "ends"
+    assert ended == PairProblem((letters[0],), (letters[1], 1), (letters[2], 1), 0.1), "one end"
 
 
 @pytest.mark.parametrize("kind", ["kl", "preference"])

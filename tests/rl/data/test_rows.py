@@ -1,7 +1,6 @@
 """Rows from files: what is read, and what is said about rows that cannot be."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import datasets
@@ -12,7 +11,7 @@ import pytest
 from es_cookbook.common.errors import DataError
 from es_cookbook.rl.data.files import FILE_TYPES
 from es_cookbook.rl.data.rows import Row, messages_of, tools_of
-from es_cookbook.rl.data.sources import check_source, load_rows
+from es_cookbook.rl.data.sources import load_rows
 from tests.hub_server import HubServer, Repository
 
 
@@ -56,26 +55,21 @@ def test_a_missing_field_names_the_nearest() -> None:
 def test_a_hub_set_is_read_and_then_needs_no_hub(
     hub: HubServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    check_source("me/data", "dataset.source")
     rows = list(load_rows("me/data"))
     assert rows == [Row("me/data [train], row 1", {"a": 7})]
     assert caplog.messages == []
     hub.fail_with = 503
     hub.requests.clear()
-    check_source("me/data", "dataset.source")
     assert list(load_rows("me/data", option="dataset.source")) == rows
     assert caplog.messages[-1] == (
         f"dataset.source: me/data is read from the cache: {hub.url} answered with status 503"
     )
-    assert len(hub.requests) == 2, "one request each"
+    assert len(hub.requests) == 1
 
 
-@pytest.mark.parametrize("read", [check_source, lambda source, _: list(load_rows(source))])
-def test_a_hub_set_that_cannot_be_had_is_one_sentence(
-    hub: HubServer, tmp_path: Path, read: Callable[[str, str], object]
-) -> None:
+def test_a_hub_set_that_cannot_be_had_is_one_sentence(hub: HubServer) -> None:
     with pytest.raises(DataError) as caught:
-        read("me/none", "source")
+        load_rows("me/none")
     assert str(caught.value) == (
         "source: 'me/none' is neither a data file nor a directory, it cannot be read from "
         f"the cache (it is not there), and {hub.url} has no dataset me/none, or it is "

@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 
 from es_cookbook.common.errors import DataError
-from es_cookbook.rl.data.sources import check_source, label_of, load_rows
+from es_cookbook.rl.data.sources import label_of, load_rows
 from tests.hub_server import HubServer, Repository
 
 ROWS: list[dict[str, Any]] = [
@@ -79,7 +79,6 @@ def in_hub_layout(path: Path) -> Path:
 )
 def test_every_kind_of_file_has_the_same_rows(tmp_path: Path, name: str) -> None:
     path = written(tmp_path / name)
-    check_source(str(path), "source")
     rows = list(load_rows(str(path)))
     expected = AS_CSV if ".csv" in name else ROWS
     assert [dict(row.fields) for row in rows] == expected
@@ -136,7 +135,7 @@ def test_directories_of_save_to_disk(tmp_path: Path) -> None:
     assert fields(tmp_path / "two", split="test") == fields(f"{tmp_path}/two:test") == [ROWS[1]]
     assert fields(f"{tmp_path}/two:train[2:]") == [ROWS[2]]
     with pytest.raises(DataError, match=r"two: has no split 'dev', only test, train; accepted"):
-        check_source(f"{tmp_path}/two:dev", "source")
+        load_rows(f"{tmp_path}/two:dev")
 
 
 def test_a_directory_in_the_layout_of_the_hub(tmp_path: Path) -> None:
@@ -151,10 +150,9 @@ def test_a_directory_in_the_layout_of_the_hub(tmp_path: Path) -> None:
         (f"{path}:main:validation", "has no split 'validation', only train, test; "),
         (f"{path}:socratic:test", "has no split 'test', only train; "),
     ):
-        for use in (check_source, lambda source, _: fields(source)):
-            with pytest.raises(DataError) as caught:
-                use(str(source), "source")
-            assert said in str(caught.value)
+        with pytest.raises(DataError) as caught:
+            load_rows(str(source))
+        assert said in str(caught.value)
     (tmp_path / "secret.jsonl").write_bytes(LINES)
     (path / "README.md").write_text(CARD.replace("socratic/*.parquet", "../secret.jsonl"))
     with pytest.raises(
@@ -179,16 +177,16 @@ def test_a_set_of_the_hub_by_configuration_split_and_revision(
     assert fields("me/gsm8k:main", split="test") == ROWS[:1]
     assert fields(f"me/gsm8k@{1:040x}:main:train") == ROWS[1:]
     with pytest.raises(DataError, match="has no such revision of dataset me/gsm8k"):
-        check_source("me/gsm8k@other:main", "source")
+        load_rows("me/gsm8k@other:main")
     assert [row.where for row in load_rows("me/gsm8k:socratic:train[1:2]")] == [
         "me/gsm8k [train], row 2"
     ]
     with pytest.raises(DataError, match="has no split 'dev', only train, test"):
-        check_source("me/gsm8k:main:dev", "source")
+        load_rows("me/gsm8k:main:dev")
     hub.fail_with = 503
     assert fields(f"me/gsm8k@{1:040x}:main[1:]") == ROWS[2:], "from the cache"
     with pytest.raises(DataError, match=r"from the cache \(it has revision 0+1\)"):
-        check_source(f"me/gsm8k@{2:040x}:main", "source")
+        load_rows(f"me/gsm8k@{2:040x}:main")
 
 
 def test_a_part_of_a_set_is_read_without_downloading_the_rest(
@@ -209,7 +207,7 @@ def test_a_set_that_needs_code_is_refused(hub: HubServer, tmp_path: Path) -> Non
     (tmp_path / "coded" / "coded.py").write_bytes(code)
     for source in ("me/coded", str(tmp_path / "coded")):
         with pytest.raises(DataError, match="Dataset scripts are no longer supported"):
-            check_source(source, "source")
+            load_rows(source)
 
 
 def in_both(hub: HubServer, path: Path, files: dict[str, bytes]) -> Path:
