@@ -265,8 +265,9 @@ def _tokens(
         raise ModelError(f"the tokenizer has the token {last} and the embedding {size} rows")
     tokens, types = [f"[PAD{i}]" for i in range(size)], [_UNUSED] * size
     for token, i in model["vocab"].items():
-        is_byte = len(token) == 6 and token.startswith("<0x")
-        kind = _BYTE if is_byte else _UNKNOWN if token == model["unk_token"] else _NORMAL
+        kind = _UNKNOWN if token == model["unk_token"] else _NORMAL
+        if len(token) == 6 and token.startswith("<0x"):
+            kind = _BYTE
         tokens[i], types[i] = token, kind
     for i, token in added.items():
         tokens[i] = token["content"]

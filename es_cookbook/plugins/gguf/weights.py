@@ -19,8 +19,7 @@ _AT_ONCE = 2**22
 
 def is_known(header: Header, model: PreTrainedModel) -> bool:
     """Return whether a file's names of weights and orders of values are known here."""
-    known = ARCHITECTURES.get(model.config.model_type)
-    return known == header.metadata["general.architecture"]
+    return ARCHITECTURES.get(model.config.model_type) == header.metadata["general.architecture"]
 
 
 def write_weights(path: Path, header: Header, model: PreTrainedModel, file: Path) -> None:

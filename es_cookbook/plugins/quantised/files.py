@@ -448,6 +448,6 @@ def _compressed_tensors(how: Mapping[str, Any]) -> _Layout | str:
         packed=packed,
         floats=floats,
         num_outputs=shares[strategy][0],
-        others=(*_OF_ACTIVATIONS, *(("weight_shape",) if packed else ())),
+        others=(*_OF_ACTIVATIONS, "weight_shape") if packed else _OF_ACTIVATIONS,
         group_of_input="weight_g_idx",
     )

@@ -152,8 +152,9 @@ class RushHourEnv(ProblemEnv):
 
     @override
     def grade(self, text: str) -> Grade:
-        problem, in_think = (self.board, self.optimal), self.observation.opened == THINK_OPEN
-        return grade_rush_hour(text, *problem, self.reward, prompt_ends_in_think=in_think)
+        board, optimal, reward = self.board, self.optimal, self.reward
+        in_think = self.observation.opened == THINK_OPEN
+        return grade_rush_hour(text, board, optimal, reward, prompt_ends_in_think=in_think)
 
 
 @chz.chz

@@ -184,8 +184,9 @@ def contestants(
     for name in compare.contestants:
         config, options = first_config(compare.recipe, name), of_all | of_one[name]
         own = {"factors": options.pop("factors")} if "factors" in options else {}
-        if path := next((path for path in options if path.partition(".")[0] in _SET_HERE), None):
-            raise ConfigError(f"{path} cannot be given: the comparison sets it")
+        for path in options:
+            if path.partition(".")[0] in _SET_HERE:
+                raise ConfigError(f"{path} cannot be given: the comparison sets it")
         found[name] = built(config, options), built(compare, own).factors
     counts = {name: rollouts(config) for name, (config, _) in found.items()}
     if len(set(counts.values())) > 1 and compare.at_equal == "rollouts":
