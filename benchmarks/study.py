@@ -132,7 +132,12 @@ CONTESTANTS: Mapping[str, Contestant] = {
         "rewards",
         "rewards",
         (12, 6, 6, 4),
-        {"surrogate": "best", "dataset.problems_per_generation": 24, **_STEERING},
+        {
+            "surrogate": "best",
+            "dataset.problems_per_generation": 12,
+            "optimizer.population_size": 128,
+            **_STEERING,
+        },
         _LAST_LAYER,
     ),
     "low_rank": Contestant(

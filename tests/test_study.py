@@ -24,7 +24,7 @@ from es_cookbook.rl.data.generated import FoldedDatasetBuilder
 GOLD = {"es": 65 * 8, "low_rank_gold": 65 * 8, "dense_gold": 31 * 16, "gold": 32}
 DENSE = {"es_at_scale": 30 * 16, "dense_auto": 30 * 16}
 GRADIENTS = {"group": 16 * 8, "grpo": 16 * 8}
-SPACES = {"rewards": 64 * 16, "best": 72 * 24, "low_rank": 32 * 16}
+SPACES = {"rewards": 64 * 16, "best": 136 * 12, "low_rank": 32 * 16}
 EVALUATIONS = SPACES | GOLD | DENSE | GRADIENTS
 
 

@@ -127,6 +127,14 @@ class BestAnswers(Surrogate):
     normalise: bool = chz.field(default=False, doc="divide rewards by their standard deviation")
 
     @override
+    def sampling(self, sampling: SamplingParams) -> SamplingParams:
+        """Return the parameters as given; where they are greedy, with temperature 0.5.
+
+        No gradient of the whole distribution is meant, and cooler answers are right more often.
+        """
+        return chz.replace(sampling, temperature=sampling.temperature or 0.5, logprobs=True)
+
+    @override
     def weights(self, rewards_K: Sequence[float]) -> Sequence[float]:
         """Return the usual weight for the first of the best answers, and 0 for the others.
 

@@ -92,6 +92,8 @@ async def test_the_best_answer_alone_counts_by_its_reward_above_the_mean() -> No
     (best,) = found.answers
     assert best.tokens_T == (5, 6, 7, 11, 12, 8, 9) and best.count == 1
     assert best.weight == pytest.approx((3 - 7 / 4) / 4)
+    cool, given = (BestAnswers().sampling(SamplingParams(temperature=t)) for t in (0.0, 0.8))
+    assert (cool.temperature, given.temperature) == (0.5, 0.8)
     for same in (answered(RIGHT, RIGHT), answered(LOST)):
         assert not (await BestAnswers().problem(problem(0, "train"), same, tokenizer)).answers
 
