@@ -221,9 +221,7 @@ class MaxOfK(Objective):
 class PassAtK(MaxOfK):
     """The chance that at least one of k attempts solves the problem."""
 
-    metric: str = chz.field(
-        default=SOLVED, doc="Env metric of whether an attempt solved it; reward: the reward itself"
-    )
+    metric: str = chz.field(default=SOLVED, doc="Env metric that is 1 if solved, or reward itself")
     threshold: float = chz.field(default=1.0, doc="least metric of a solved attempt")
 
     @chz.validate

@@ -53,9 +53,7 @@ def test_an_answer_is_found_where_it_stands(
         ("١٩", "19", False),
     ],
 )
-def test_right_is_the_same_number_letter_or_text(
-    answer: str | None, gold: str, right: bool
-) -> None:
+def test_right_is_the_same_number_or_text(answer: str | None, gold: str, right: bool) -> None:
     assert env.is_right(answer, gold) is right
 
 

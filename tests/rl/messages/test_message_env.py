@@ -138,9 +138,7 @@ SAID = '<tool_call>{{"name": "add", "arguments": {{"a": {}}}}}</tool_call>'.form
         ("<think>\n", f"Why not {SAID(1)}?</think>{SAID(2)}", [3]),
     ],
 )
-async def test_a_call_that_is_thought_of_is_not_run(
-    opening: str, turn: str, sums: list[int]
-) -> None:
+async def test_a_call_in_a_thought_is_not_run(opening: str, turn: str, sums: list[int]) -> None:
     chat = Chat(tokenizer_with(CHATML + opening), ChatOptions(), tools=[add])
     trajectory = await rollout(Sum(chat), turn, *["</think>5"] * bool(sums))
     assert trajectory.transitions[-1].metrics["tool_calls"] == len(sums)
