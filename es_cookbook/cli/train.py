@@ -82,8 +82,8 @@ def with_sizes(options: Sequence[str]) -> list[str]:
     'size=dataset.num_test,sampling.max_tokens,sampling.stop,num_generations'
     """
     pairs = (each.lstrip("-").partition("=") for each in options)
-    taken = TrainConfig.whole_options({name: value for name, _, value in pairs})
-    size = taken.get("size", "auto")
+    taken = TrainConfig.whole_options({"size": "auto"} | {name: v for name, _, v in pairs})
+    size = taken["size"]
     if size not in ("auto", "none"):
         return list(options)
     if "num_generations" in taken and "minutes" not in taken:

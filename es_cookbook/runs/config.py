@@ -132,7 +132,10 @@ class RunConfig(ABC):
     @classmethod
     def whole_options(cls, given: Mapping[str, str]) -> dict[str, str]:
         """Return the options with short names and presets expanded."""
-        return whole_options(given, cls.presets)
+        whole = whole_options(given, cls.presets)
+        if "minutes" in whole and "size" not in whole:
+            raise ConfigError("minutes has no effect without size=..., the options to choose")
+        return whole
 
     @property
     @abstractmethod

@@ -130,3 +130,5 @@ def test_sizes_and_minutes_that_cannot_be_are_refused() -> None:
         config(("seed",))
     with pytest.raises(ConfigError, match="minutes must be above 0"):
         config(minutes=0.0)
+    with pytest.raises(ConfigError, match="minutes has no effect"):
+        Config.whole_options({"minutes": "5"})
