@@ -201,10 +201,20 @@ def processor_flags() -> frozenset[str]:
 
 @functools.cache
 def commit() -> str:
-    """Return the commit that was measured, with a plus when the tree had changes."""
-    command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
-    done = subprocess.run(command, cwd=RESULTS.parent, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    """Return the commit that was measured, with a plus when the tree had changes.
+
+    Results, and pages whose tables are made from them, may have changed: an earlier benchmark wrote
+    them.
+    """
+    made = (":!/benchmarks/results", ":!/benchmarks/README.md", ":!/docs", ":!/README.md")
+    name = _git("rev-parse", "--short=12", "HEAD").stdout.strip()
+    changed = _git("diff", "--quiet", "HEAD", "--", ":/", *made).returncode
+    return name + "+" * (changed == 1) if name else "unknown"
+
+
+def _git(*words: str) -> subprocess.CompletedProcess[str]:
+    command = ["git", *words]
+    return subprocess.run(command, cwd=RESULTS.parent, capture_output=True, text=True, check=False)
 
 
 def _cpu_model() -> str:
