@@ -133,7 +133,7 @@ class RunConfig(ABC):
     def whole_options(cls, given: Mapping[str, str]) -> dict[str, str]:
         """Return the options with short names and presets expanded."""
         whole = whole_options(given, cls.presets)
-        if "minutes" in whole and "size" not in whole:
+        if "minutes" in whole and "size" in chz.chz_fields(cls).keys() - whole.keys():
             raise ConfigError("minutes has no effect without size=..., the options to choose")
         return whole
 

@@ -115,8 +115,9 @@ def rollouts_of(config: Config) -> int:
     The count is per problem of a batch if the size of a batch is not known.
     """
     batch = (batch_of(config.dataset) or 1) // (config.num_pairs or 1) or 1
-    optimizer, surrogate = config.optimizer, config.surrogate
-    num_genomes = optimizer.population_size + getattr(optimizer, "evaluate_centre", False)
-    if surrogate is not None:  # Only the centre answers.
-        num_genomes = surrogate.attempts
+    optimizer = config.optimizer
+    if config.surrogate is not None:  # Only the centre answers.
+        num_genomes = config.surrogate.attempts
+    else:
+        num_genomes = optimizer.population_size + getattr(optimizer, "evaluate_centre", False)
     return num_genomes * config.num_generations * config.attempts * batch

@@ -65,7 +65,7 @@ def tell_none_held_out(source: str, test_source: str | None, advice: str) -> Non
     """Say that no row of a source is held out, and what to do about it.
 
     Raises:
-        DataError: A source of its own has no rows.
+        DataError: `test_source` has no rows.
     """
     if test_source is not None:
         raise DataError(f"{test_source}: there are no rows to test on")
