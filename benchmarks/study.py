@@ -362,8 +362,6 @@ def results_of(task: str, names: Sequence[str], plan: Plan) -> Task:
     tried_of = tune(names, trial, plan.factors, plan.longest_grid, workers)
     found: Task = {
         "command": _command(task, names),
-        "machine": {**machine(), "threads": 1},  # of a run
-        "commit": commit(),
         "questions": {"tuning": of_task.plan.num_tuning, "test": of_task.plan.num_test},
         "pass_at": of_task.plan.pass_at,
         "base": dict(of_task.base()),
@@ -459,6 +457,8 @@ def _results(
         raise SystemExit(f"{log_path} has no evaluation after its last generation")
     kept = [{key: line[key] for key in _KEPT if key in line} for line in rows]
     return {
+        "machine": {**machine(), "threads": 1},
+        "commit": commit(),
         "seed": seed,
         "rate": float(cast(float, read_run(log_path).config[rate])),
         "points": points,

@@ -6,7 +6,7 @@ Without results there are no tables.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist, fmean, variance
@@ -45,6 +45,7 @@ class Run(TypedDict):
     """One run.
 
     Attributes:
+        machine: where it ran; seconds are compared on one kind of machine only.
         rate: α, or the gradient's learning rate, as the run had it.
         points: `generation`, `seconds`, `evaluations` and held-out `score` of each measurement.
         metrics: some metrics of each generation.
@@ -52,6 +53,8 @@ class Run(TypedDict):
         final: metrics at temperature 1, and on the other task; empty for trials.
     """
 
+    machine: dict[str, object]
+    commit: str
     seed: int
     rate: float
     points: list[dict[str, float]]
@@ -85,8 +88,6 @@ class Task(TypedDict):
     """
 
     command: str
-    machine: dict[str, object]
-    commit: str
     questions: dict[str, int]
     pass_at: int
     base: dict[str, float]
@@ -186,6 +187,25 @@ def _base_score(task: Task) -> float:
     return next(iter(task["contestants"].values()))["runs"][0]["points"][0]["score"]
 
 
+def _machine(entry: Entry) -> str:
+    """Return the machine that a contestant ran on: instructions, cores, versions."""
+    found = {
+        ", ".join(f"{key} {value}" for key, value in run["machine"].items() if value)
+        for run in entry["runs"]
+    }
+    return " and ".join(sorted(found))
+
+
+def _by_machine(tasks: Mapping[str, Task]) -> dict[str, dict[str, Task]]:
+    """Return the tasks of each machine, with the contestants that ran on it."""
+    found: dict[str, dict[str, Task]] = {}
+    for name, task in tasks.items():
+        for contestant, entry in task["contestants"].items():
+            there = found.setdefault(_machine(entry), {})
+            there.setdefault(name, {**task, "contestants": {}})["contestants"][contestant] = entry
+    return found
+
+
 def _gib(runs: Sequence[Run]) -> list[float]:
     """Return the peak of each run's process, beside imports."""
     return [run["memory"]["peak"] - run["memory"]["imports"] for run in runs]
@@ -232,6 +252,8 @@ def _ratios(task: Task) -> str:
         if not {above, below} <= entries.keys():
             continue
         two = [entries[above], entries[below]]
+        if over == "seconds" and _machine(two[0]) != _machine(two[1]):
+            continue
         cost = shared(two, over)
         scores = [[score_at(run, over, cost) for run in each["runs"]] for each in two]
         found = ratio_of_gains(scores[0], scores[1], base, task["questions"]["test"])
@@ -274,19 +296,34 @@ def tables(results: Path = RESULTS) -> str:
     parts: list[str] = []
     for name, task in _tasks(results).items():
         seeds = len(next(iter(task["contestants"].values()))["runs"])
-        where = ", ".join(f"{key} {value}" for key, value in task["machine"].items() if value)
         parts += [
             f"### Study: {name}",
-            f"`{task['command']}` at {task['commit']}; {where}. {seeds} seeds, "
-            f"{task['questions']['test']} held-out questions: mean (lowest … highest).",
-            *(_scores(task), _ratios(task), _rates(task)),
+            f"`{task['command']}`: {seeds} seeds, {task['questions']['test']} held-out questions: "
+            "mean (lowest … highest).",
         ]
+        for machine, there in _by_machine({name: task}).items():
+            entries = there[name]["contestants"].values()
+            commits = sorted({run["commit"] for entry in entries for run in entry["runs"]})
+            parts += [f"At {', '.join(commits)}; {machine}:", _scores(there[name])]
+        parts += [_ratios(task), _rates(task)]
     return "\n\n".join(parts)
 
 
 def summary(results: Path = RESULTS) -> str:
-    """The README's table: greedy scores after equal seconds, and memory."""
-    tasks = _tasks(results)
+    """The README's tables, one per machine: greedy scores after equal seconds, and memory."""
+    return "\n\n".join(
+        f"On {cpu_of(tasks)}:\n\n{_summary(tasks)}"
+        for tasks in _by_machine(_tasks(results)).values()
+    )
+
+
+def cpu_of(tasks: Mapping[str, Task]) -> object:
+    """The processor of the first run."""
+    task = next(iter(tasks.values()))
+    return next(iter(task["contestants"].values()))["runs"][0]["machine"]["cpu"]
+
+
+def _summary(tasks: Mapping[str, Task]) -> str:
     shown: list[dict[str, Entry]] = [
         {name: each for name, each in task["contestants"].items() if name in SHOWN}
         for task in tasks.values()
@@ -306,7 +343,7 @@ def summary(results: Path = RESULTS) -> str:
         ]
         peaks = [peak for entry in there for peak in _gib(entry["runs"])]
         rows.append([there[0]["told"], method, *cells, f"{min(peaks):.1f} to {max(peaks):.1f}"])
-    return markdown(["learns from", "method", *heads, "peak memory, GiB"], rows) if tasks else ""
+    return markdown(["learns from", "method", *heads, "peak memory, GiB"], rows)
 
 
 PAGES = {ROOT / "docs/es_vs_grpo.md": tables, ROOT / "README.md": summary}

@@ -156,7 +156,7 @@ def studied(directory: Path = RESULTS / "study") -> Iterator[Baseline]:
                 f"{100 * before:.1f} → {_spread([100 * end['score'] for end in ends])} %",
                 found["command"],
                 path,
-                _hardware(found),
+                _hardware(entry["runs"][0]),
                 path,
             )
 

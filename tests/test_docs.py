@@ -146,13 +146,16 @@ def test_every_row_of_the_baselines_has_a_file_and_a_command() -> None:
 
 
 def test_a_contestant_of_the_study_is_a_row_of_the_baselines(tmp_path: Path) -> None:
+    machine = {"cpu": "AMD EPYC", "gpu": None, "threads": 2}
     ends = [
-        {"points": [{"score": 0.1}, {"score": x, "seconds": 9, "evaluations": 8}]}
+        {
+            "machine": machine,
+            "points": [{"score": 0.1}, {"score": x, "seconds": 9, "evaluations": 8}],
+        }
         for x in (0.5, 0.7)
     ]
     found = {
         "command": "python -m benchmarks.study sums",
-        "machine": {"cpu": "AMD EPYC", "gpu": None, "threads": 2},
         "contestants": {"es": {"told": "gold answers", "runs": ends}},
     }
     (tmp_path / "sums.json").write_text(json.dumps(found))

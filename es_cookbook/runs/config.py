@@ -133,7 +133,8 @@ class RunConfig(ABC):
     def whole_options(cls, given: Mapping[str, str]) -> dict[str, str]:
         """Return the options with short names and presets expanded."""
         whole = whole_options(given, cls.presets)
-        if "minutes" in whole and "size" in chz.chz_fields(cls).keys() - whole.keys():
+        unsized = "size" in chz.chz_fields(cls).keys() - whole.keys()
+        if unsized and whole.get("minutes") not in (None, "10.0"):  # The default, as it is shown.
             raise ConfigError("minutes has no effect without size=..., the options to choose")
         return whole
 
