@@ -1,7 +1,7 @@
-"""Tables of README and docs/es_vs_grpo.md from the results of `benchmarks.study`.
+"""Tables and plots of README and docs/es_vs_grpo.md from the results of `benchmarks.study`.
 
-`python -m benchmarks.study tables` prints those of the page, and puts all into both pages.
-Without results there are no tables.
+`python -m benchmarks.study tables` prints the tables of the page, puts all into both pages and
+draws the plots. Without results there are none.
 """
 
 import json
@@ -14,6 +14,7 @@ from typing import TypedDict
 
 from benchmarks.harness import RESULTS as ALL_RESULTS
 from es_cookbook.common.terminal import markdown
+from es_cookbook.plugins.report.plots import Line, draw
 from es_cookbook.runs.tracking.curves import mean_and_range
 from es_cookbook.runs.tracking.jsonl import CORRECT as CORRECT
 
@@ -301,10 +302,11 @@ def tables(results: Path = RESULTS) -> str:
             f"`{task['command']}`: {seeds} seeds, {task['questions']['test']} held-out questions: "
             "mean (lowest … highest).",
         ]
-        for machine, there in _by_machine({name: task}).items():
+        for i, (machine, there) in enumerate(_by_machine({name: task}).items()):
             entries = there[name]["contestants"].values()
             commits = sorted({run["commit"] for entry in entries for run in entry["runs"]})
             parts += [f"At {', '.join(commits)}; {machine}:", _scores(there[name])]
+            parts += [f"![Held-out accuracy over seconds](plots/{_plot(name, i).name}.svg)"]
         parts += [_ratios(task), _rates(task)]
     return "\n\n".join(parts)
 
@@ -344,6 +346,36 @@ def _summary(tasks: Mapping[str, Task]) -> str:
         peaks = [peak for entry in there for peak in _gib(entry["runs"])]
         rows.append([there[0]["told"], method, *cells, f"{min(peaks):.1f} to {max(peaks):.1f}"])
     return markdown(["learns from", "method", *heads, "peak memory, GiB"], rows)
+
+
+def _plot(task: str, machine: int) -> Path:
+    """The path of a plot, without suffix; machines are counted from 0."""
+    return ROOT / f"docs/plots/study_{task}{f'_{machine + 1}' if machine else ''}"
+
+
+def draw_all(results: Path = RESULTS) -> None:
+    """Draw a plot for each task and machine.
+
+    Points lie at the mean seconds of the seeds' measurements after the same generation.
+    """
+    for name, task in _tasks(results).items():
+        for i, there in enumerate(_by_machine({name: task}).values()):
+            lines: dict[str, Line] = {}
+            for contestant, entry in there[name]["contestants"].items():
+                runs = [run["points"] for run in entry["runs"]]
+                seconds = [
+                    fmean(point["seconds"] for point in at) for at in zip(*runs, strict=True)
+                ]
+                scores = [[100 * point["score"] for point in points] for points in runs]
+                told = "" if entry["told"] == "rewards" else f" ({entry['told']})"
+                lines[contestant + told] = Line(seconds, scores)
+            draw(
+                _plot(name, i),
+                lines,
+                title=f"{name}: SmolLM2-135M-Instruct, {cpu_of(there)}",
+                x_label="processor seconds of training, one core",
+                y_label="held-out correct, greedy (%)",
+            )
 
 
 PAGES = {ROOT / "docs/es_vs_grpo.md": tables, ROOT / "README.md": summary}
