@@ -24,11 +24,14 @@ runs with the same settings, and equal seconds and equal evaluations are read fr
 on the line between two measurements. One dependence on the length is left: α of `auto` follows from
 the number of generations, which is as many as take about four minutes.
 
-**Costs.** Seconds are processor seconds of training and of the search for σ, without evaluations:
-those of one idle core, whatever else the machine does. An evaluation is one genome that answers a
-question or reads an answer to it, or one answer of the centre or of a gradient's model. With `best`
-a genome reads answers to some of the questions only, and all count. Memory is the peak of a run's
-own process, less what it has after the imports that all have.
+**Costs.** Seconds are processor seconds of training and of the search for σ, without evaluations.
+They do not count what waits, but caches and memory are shared: beside other programs those of a
+gradient grew by half, those of steering vectors by a seventh. So results need a machine that does
+nothing else; each run keeps the machine's mean load, and the tables state it. Scores of trials do
+not depend on it. An evaluation is one genome that answers a question or reads an answer to it, or
+one answer of the centre or of a gradient's model. With `best` a genome reads answers to some of the
+questions only, and all count. Memory is the peak of a run's own process, less what it has after the
+imports that all have.
 """
 
 import dataclasses
@@ -39,11 +42,13 @@ import multiprocessing
 import os
 import shutil
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean
 from typing import Literal, TypeAlias, TypeVar, cast
 
 import anyio
@@ -252,11 +257,11 @@ class Study:
         if path.exists():
             return cast(Run, json.loads(path.read_text()))
         print(f"{log_path.name}: {config.num_generations} generations", flush=True)
-        peak = _in_a_process(_trained, config)
+        measured = _in_a_process(_trained, config)
         final: Metrics = {}
         if not tuning:
             final = _in_a_process(self.final, config, False)
-        found = _results(config, seed, CONTESTANTS[name].rate, peak, final)
+        found = _results(config, seed, CONTESTANTS[name].rate, measured, final)
         replace_file(path, [json.dumps(found, indent=1).encode()])
         shutil.rmtree(log_path)  # Weights and state of a gradient take 1.6 GB.
         return found
@@ -412,10 +417,18 @@ def _gib(name: str) -> float:
 
 
 def _trained(config: AnyConfig) -> dict[str, float]:
-    """Run to the end. GiB of this process after imports, and at most."""
+    """Run to the end. GiB of this process after imports, and at most; the machine's mean load."""
     for module in ("es_cookbook.engines.torch.self_check", "es_cookbook.plugins.gradients.learner"):
         importlib.import_module(module)  # What either kind of run imports.
     imports = _gib("VmRSS")
+    loads: list[float] = []
+
+    def watch() -> None:
+        while True:
+            time.sleep(10)
+            loads.append(os.getloadavg()[0])
+
+    threading.Thread(target=watch, daemon=True).start()
     search = choosing.find_sigma_for
     # The total of a generation is then one of processor seconds.
     recorder.time = types.SimpleNamespace(perf_counter=time.process_time, time=time.time)
@@ -429,7 +442,7 @@ def _trained(config: AnyConfig) -> dict[str, float]:
 
     choosing.find_sigma_for = timed  # type: ignore[assignment]
     train(config)
-    return {"imports": imports, "peak": _gib("VmHWM")}
+    return {"imports": imports, "peak": _gib("VmHWM"), "load": fmean(loads or [0.0])}
 
 
 def _search_file(config: AnyConfig) -> Path:
@@ -447,7 +460,7 @@ def evaluations_of(config: AnyConfig) -> int:
 
 
 def _results(
-    config: AnyConfig, seed: int, rate: str, memory: Mapping[str, float], final: Metrics
+    config: AnyConfig, seed: int, rate: str, found: Mapping[str, float], final: Metrics
 ) -> Run:
     log_path = Path(config.log_path)
     rows = read_metrics(log_path / METRICS)
@@ -472,7 +485,8 @@ def _results(
         "rate": float(cast(float, read_run(log_path).config[rate])),
         "points": points,
         "metrics": cast("list[dict[str, float]]", finite(kept)),
-        "memory": {"imports": memory["imports"], "peak": memory["peak"]},
+        "memory": {"imports": found["imports"], "peak": found["peak"]},
+        "load": found["load"],
         "final": cast("dict[str, float]", finite(dict(final))),
     }
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist, fmean, variance
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from benchmarks.harness import RESULTS as ALL_RESULTS
 from es_cookbook.common.terminal import markdown
@@ -51,6 +51,7 @@ class Run(TypedDict):
         points: `generation`, `seconds`, `evaluations` and held-out `score` of each measurement.
         metrics: some metrics of each generation.
         memory: GiB of its process: after `imports`, and at its `peak`.
+        load: mean load of the machine; earlier runs did not keep it.
         final: metrics at temperature 1, and on the other task; empty for trials.
     """
 
@@ -61,6 +62,7 @@ class Run(TypedDict):
     points: list[dict[str, float]]
     metrics: list[dict[str, float]]
     memory: dict[str, float]
+    load: NotRequired[float]
     final: dict[str, float]
 
 
@@ -197,6 +199,14 @@ def _machine(entry: Entry) -> str:
     return " and ".join(sorted(found))
 
 
+def _load(runs: Sequence[Run]) -> str:
+    """Say how busy the machine was: seconds are too many where it did something else as well."""
+    loads = [run["load"] for run in runs if "load" in run]
+    if len(loads) < len(runs):
+        return "its load was not kept, and other programs ran beside some runs"
+    return f"load {min(loads):.1f} to {max(loads):.1f}"
+
+
 def _by_machine(tasks: Mapping[str, Task]) -> dict[str, dict[str, Task]]:
     """Return the tasks of each machine, with the contestants that ran on it."""
     found: dict[str, dict[str, Task]] = {}
@@ -305,7 +315,8 @@ def tables(results: Path = RESULTS) -> str:
         for i, (machine, there) in enumerate(_by_machine({name: task}).items()):
             entries = there[name]["contestants"].values()
             commits = sorted({run["commit"] for entry in entries for run in entry["runs"]})
-            parts += [f"At {', '.join(commits)}; {machine}:", _scores(there[name])]
+            load = _load([run for entry in entries for run in entry["runs"]])
+            parts += [f"At {', '.join(commits)}; {machine}; {load}:", _scores(there[name])]
             parts += [f"![Held-out accuracy over seconds](plots/{_plot(name, i).name}.svg)"]
         parts += [_ratios(task), _rates(task)]
     return "\n\n".join(parts)
