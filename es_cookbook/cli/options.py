@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import chz
 
 from es_cookbook.cli import RECIPES
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.cli import UNNAMED
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.names import Names
@@ -40,9 +40,7 @@ class RecordedAt(Recorded):
         default=None, doc="base model, if it has moved since the run; None: where it was"
     )
 
-    @chz.validate
-    def _generation(self) -> None:
-        check_range(self, "generation", at_least=0)
+    _generation = in_range("generation", at_least=0)
 
 
 @chz.chz

@@ -53,6 +53,14 @@ def check_range(
             raise ConfigError(f"{prefix}{name} must be {accepted}{sizes}, found {value!s:.40}")
 
 
+def in_range(*names: str, prefix: str = "", **limits: float) -> chz.validate:
+    """Return the validator of a config that is `check_range` of these fields.
+
+    It is an attribute of the class under any name: `_counts = in_range("epochs", at_least=1)`.
+    """
+    return chz.validate(lambda config: check_range(config, *names, prefix=prefix, **limits))
+
+
 def check_literals(config: object) -> None:
     """Check that fields of a config with a `Literal` type have one of its values.
 

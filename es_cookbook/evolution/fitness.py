@@ -25,7 +25,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.registry import Registered
 
 FITNESS_NAMES = Registered("fitness")
@@ -116,9 +116,7 @@ class Raw(Fitness):
 
     clip: float | None = chz.field(default=None, doc="scores are cut to ± this; None: not")
 
-    @chz.validate
-    def _clip(self) -> None:
-        check_range(self, "clip", above=0, prefix="fitness.")
+    _clip = in_range("clip", above=0, prefix="fitness.")
 
     def __call__(self, rewards_P_G: Floats, added: Added = ()) -> Floats:
         scores_G = total_scores(rewards_P_G, added)

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import chz
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names
 from es_cookbook.common.registry import Registered
@@ -56,9 +56,7 @@ class Linear(Schedule):
 
     final: float = chz.field(default=0.0, doc="factor just after the last generation")
 
-    @chz.validate
-    def _final(self) -> None:
-        check_range(self, "final", at_least=0)
+    _final = in_range("final", at_least=0)
 
     def __call__(self, generation: int, num_generations: int) -> float:
         return 1.0 + (self.final - 1.0) * progress(generation, num_generations)
@@ -88,9 +86,7 @@ class Exponential(Schedule):
 
     final: float = chz.field(default=0.1, doc="factor just after the last generation, above 0")
 
-    @chz.validate
-    def _final(self) -> None:
-        check_range(self, "final", above=0)
+    _final = in_range("final", above=0)
 
     def __call__(self, generation: int, num_generations: int) -> float:
         return self.final ** progress(generation, num_generations)
@@ -156,10 +152,8 @@ class HotSteps(Schedule):
     every: int = chz.field(default=100, doc="generations between hot ones")
     factor: float = chz.field(default=1.0, doc="factor of a hot generation")
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "every", at_least=1)
-        check_range(self, "factor", at_least=0)
+    _every = in_range("every", at_least=1)
+    _factor = in_range("factor", at_least=0)
 
     def __call__(self, generation: int, num_generations: int) -> float:
         """Return the table's factor, or `factor` every `every` generations after its end."""
@@ -180,9 +174,7 @@ class WarmUp(Schedule):
     over: int = chz.field(default=10, doc="n, the generations over which it rises")
     then: Schedule = schedule_field("the other schedule; it starts in generation 0 as well")
 
-    @chz.validate
-    def _over(self) -> None:
-        check_range(self, "over", at_least=1)
+    _over = in_range("over", at_least=1)
 
     def __call__(self, generation: int, num_generations: int) -> float:
         return warmup(generation, self.over) * self.then(generation, num_generations)

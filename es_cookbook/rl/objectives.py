@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.rollouts import mean_over_attempts, rollout_metrics
@@ -195,9 +195,7 @@ class MaxOfK(Objective):
 
     k: int = chz.field(default=4, doc="attempts of which the best counts")
 
-    @chz.validate
-    def _k(self) -> None:
-        check_range(self, "k", at_least=1)
+    _k = in_range("k", at_least=1)
 
     @override
     def check(self, attempts: int, temperature: float, path: str = "objective") -> None:
@@ -224,9 +222,7 @@ class PassAtK(MaxOfK):
     metric: str = chz.field(default=SOLVED, doc="Env metric that is 1 if solved, or reward itself")
     threshold: float = chz.field(default=1.0, doc="least metric of a solved attempt")
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "threshold")
+    _threshold = in_range("threshold")
 
     @property
     @override

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import chz
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.types import EnvGroupBuilder, Tokenizer
 
@@ -36,10 +36,8 @@ class Regulariser(ABC):
     weight: float = chz.field(doc="weight of its mean reward beside the batch's; 0: measure only")
     problems_per_generation: int = chz.field(default=8, doc="its problems in a batch, at most")
 
-    @chz.validate
-    def _of_all(self) -> None:
-        check_range(self, "weight", at_least=0)
-        check_range(self, "problems_per_generation", at_least=1)
+    _weight = in_range("weight", at_least=0)
+    _problems_per_generation = in_range("problems_per_generation", at_least=1)
 
     def check(self) -> None:
         """Refuse, before a model is loaded, a source that is not there; by default nothing.

@@ -34,7 +34,7 @@ from typing import TypeAlias
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.rl.data.problem_dataset import with_gold
 from es_cookbook.rl.objectives import AnswerSource
@@ -66,9 +66,7 @@ class Surrogate(AnswerSource):
     attempts: int = chz.field(default=16, doc="answers of the centre to each problem of a batch")
     normalise: bool = chz.field(default=True, doc="divide rewards by their standard deviation")
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "attempts", at_least=2, prefix="surrogate.")
+    _attempts = in_range("attempts", at_least=2, prefix="surrogate.")
 
     @override
     def sampling(self, sampling: SamplingParams) -> SamplingParams:
@@ -155,9 +153,7 @@ class GoldAnswers(AnswerSource):
 
     attempts: int = chz.field(default=1, doc="answers of the centre to each problem, for metrics")
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "attempts", at_least=1, prefix="surrogate.")
+    _attempts = in_range("attempts", at_least=1, prefix="surrogate.")
 
     @override
     def check(self, batch_P: Sequence[EnvGroupBuilder]) -> None:

@@ -36,7 +36,7 @@ from es_cookbook.cli.evaluate.measuring import Evaluation, Setting, Subject, mea
 from es_cookbook.cli.evaluate.report import answers_text, measured, report, to_json
 from es_cookbook.cli.options import RunOrModel, new_output, recipe_config
 from es_cookbook.cli.train import TrainConfig
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import check_range, in_range
 from es_cookbook.common.cli import run_with_fields
 from es_cookbook.common.errors import ConfigError, ModelError, RunDirectoryError, did_you_mean
 from es_cookbook.common.options import built
@@ -70,9 +70,7 @@ class OnProblems(RunOrModel):
         "solved, whichever is reported, else reward",
     )
 
-    @chz.validate
-    def _seed(self) -> None:
-        check_range(self, "seed", at_least=0)
+    _seed = in_range("seed", at_least=0)
 
 
 @chz.chz

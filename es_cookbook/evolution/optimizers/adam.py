@@ -28,7 +28,7 @@ from typing import ClassVar, Literal
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.evolution.genome import AdamRule, Step
 from es_cookbook.evolution.optimizers.base import number
 from es_cookbook.evolution.optimizers.es import step_length
@@ -60,10 +60,8 @@ class Adam(WindowedES):
         """Return settings whose learning rate is a length: that of plain ES's step."""
         return {**super().carried(es), "learning_rate": step_length(es)}
 
-    @chz.validate
-    def _moments(self) -> None:
-        check_range(self, "beta1", "beta2", at_least=0, below=1)
-        check_range(self, "epsilon", above=0)
+    _betas = in_range("beta1", "beta2", at_least=0, below=1)
+    _epsilon = in_range("epsilon", above=0)
 
     @override
     def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:

@@ -55,7 +55,7 @@ import chz
 import numpy as np
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import check_range, in_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import Floats
@@ -84,12 +84,10 @@ class AdaptiveSigma:
     smallest: float = chz.field(default=0.1, doc="least factor on sigma")
     largest: float = chz.field(default=10.0, doc="greatest factor on sigma")
 
-    @chz.validate
-    def _fields(self) -> None:
-        check_range(self, "rate", above=0, prefix="adaptive_sigma.")
-        check_range(self, "target", prefix="adaptive_sigma.")
-        check_range(self, "smallest", above=0, at_most=1, prefix="adaptive_sigma.")
-        check_range(self, "largest", at_least=1, prefix="adaptive_sigma.")
+    _rate = in_range("rate", above=0, prefix="adaptive_sigma.")
+    _target = in_range("target", prefix="adaptive_sigma.")
+    _smallest = in_range("smallest", above=0, at_most=1, prefix="adaptive_sigma.")
+    _largest = in_range("largest", at_least=1, prefix="adaptive_sigma.")
 
     def __call__(self, factor: float, genomes_G: Sequence[Genome], fitness_G: list[float]) -> float:
         """Return the next factor on σ; the same if the centre is lost or all genomes did alike."""

@@ -19,7 +19,7 @@ from typing import ClassVar
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import check_range, in_range
 from es_cookbook.evolution.genome import MuonRule, Step
 from es_cookbook.evolution.optimizers.base import AUTO, Auto, number
 from es_cookbook.evolution.optimizers.es import step_length
@@ -41,9 +41,7 @@ class Momentum(WindowedES):
 
     momentum: float = chz.field(default=0.9, doc="m: share of the average that is kept")
 
-    @chz.validate
-    def _momentum(self) -> None:
-        check_range(self, "momentum", at_least=0, below=1)
+    _momentum = in_range("momentum", at_least=0, below=1)
 
     @override
     def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:
@@ -81,9 +79,7 @@ class Muon(Momentum):
 
     iterations: int = chz.field(default=5, doc="rounds of the Newton-Schulz iteration")
 
-    @chz.validate
-    def _iterations(self) -> None:
-        check_range(self, "iterations", at_least=1)
+    _iterations = in_range("iterations", at_least=1)
 
     @override
     def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.es import ES, ESOptimizer
@@ -38,9 +38,7 @@ class WindowedES(ES):
         default=10, doc="generations that are remembered; each costs its noise again in every step"
     )
 
-    @chz.validate
-    def _window(self) -> None:
-        check_range(self, "window", at_least=1, at_most=2**31)
+    _window = in_range("window", at_least=1, at_most=2**31)
 
     @abstractmethod
     def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:

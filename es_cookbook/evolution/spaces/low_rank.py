@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import Part
 from es_cookbook.evolution.spaces.base import (
@@ -53,9 +53,7 @@ class LowRank(SearchSpaceBuilder):
     hosts_offsets: ClassVar[bool] = False
     rank: int = chz.field(default=1, doc="rank of each term's perturbation of a weight")
 
-    @chz.validate
-    def _rank(self) -> None:
-        check_range(self, "rank", at_least=1, at_most=2**16, prefix="search_space.")
+    _rank = in_range("rank", at_least=1, at_most=2**16, prefix="search_space.")
 
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None

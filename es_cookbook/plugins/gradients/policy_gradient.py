@@ -51,7 +51,7 @@ import chz
 import numpy as np
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import check_range, in_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names
 from es_cookbook.common.registry import Registered
@@ -99,9 +99,7 @@ class Method(ABC):
     epochs: int = chz.field(default=1, doc="passes over a generation's answers")
     steps: int = chz.field(default=1, doc="optimizer steps per epoch, each on an equal share")
 
-    @chz.validate
-    def _counts(self) -> None:
-        check_range(self, "epochs", "steps", at_least=1)
+    _counts = in_range("epochs", "steps", at_least=1)
 
     def check(self, problems: Sequence[EnvGroupBuilder]) -> None:  # noqa: B027 - most take any
         """Check, before the model is loaded, that the method can learn from these problems.
@@ -132,9 +130,7 @@ class Weighted(Method):
 
     reading: float = chz.field(default=1.0, doc="weight of a text that is read for the reward")
 
-    @chz.validate
-    def _reading(self) -> None:
-        check_range(self, "reading", at_least=0)
+    _reading = in_range("reading", at_least=0)
 
     @override
     async def examples(self, batch: Batch) -> tuple[list[Example], float]:
@@ -177,9 +173,7 @@ class PPO(Group):
     epochs: int = chz.field(default=4, doc="passes over a generation's answers")
     clip: float = chz.field(default=0.2, doc="a token's ratio counts within 1 - clip and 1 + clip")
 
-    @chz.validate
-    def _clip(self) -> None:
-        check_range(self, "clip", above=0, below=1)
+    _clip = in_range("clip", above=0, below=1)
 
     @override
     def objective(

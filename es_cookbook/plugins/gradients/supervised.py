@@ -13,7 +13,7 @@ from typing import TypeAlias, cast
 
 import chz
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.errors import DataError, ModelError
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.data.rows import Row, SkippedRows, messages_of, tools_of
@@ -40,9 +40,7 @@ class SupervisedRows:
     num_test: int = chz.field(default=0, doc="number of last rows held out, whose loss is measured")
     on_bad_row: OnBadRow = chz.field(default="refuse", doc=ON_BAD_ROW_DOC)
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "num_test", at_least=0)
+    _num_test = in_range("num_test", at_least=0)
 
     def check(self) -> None:
         """Check, before a model is loaded, that the source exists.

@@ -26,7 +26,7 @@ from abc import ABC, abstractmethod
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import check_range, in_range
 from es_cookbook.common.errors import ConfigError, EnvError, RequestError
 from es_cookbook.common.registry import Registered
 from es_cookbook.plugins.judges.chat import AskAgainError
@@ -143,9 +143,7 @@ class BaseJudge(PairJudge):
         doc="minimum probability of both verdicts together; below it the judgement is lost",
     )
 
-    @chz.validate
-    def _mass(self) -> None:
-        check_range(self, "least_mass", at_least=0, at_most=1)
+    _mass = in_range("least_mass", at_least=0, at_most=1)
 
     @override
     async def prefers_first(self, message: str, policy: Policy, tokenizer: Tokenizer) -> float:

@@ -37,7 +37,7 @@ from typing import Literal, TypeAlias
 import anyio
 import chz
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.errors import EnvError
 from es_cookbook.common.seeds import derive_seed
 
@@ -161,9 +161,7 @@ class Tournament:
     )
     opponents: int = chz.field(default=4, doc="number of others that each meets on a ring")
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "opponents", at_least=1)
+    _opponents = in_range("opponents", at_least=1)
 
     async def win_rates(
         self, answers: Sequence[str], compare: Compare, seed: int, against: str | None = None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.errors import ConfigError, ModelError, not_installed
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.terminal import GIB
@@ -61,12 +61,10 @@ class LlamaCppEngineBuilder(EngineBuilder):
         "processors; takes the memory of the file again",
     )
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "max_model_len", "kv_cache_gib", above=0, prefix="engine.")
-        check_range(self, "max_batch_size", at_least=1, at_most=256, prefix="engine.")
-        check_range(self, "threads", at_least=1, at_most=_MOST_THREADS, prefix="engine.")
-        check_range(self, "gpu_layers", at_least=-1, at_most=2**31 - 1, prefix="engine.")
+    _sizes = in_range("max_model_len", "kv_cache_gib", above=0, prefix="engine.")
+    _max_batch_size = in_range("max_batch_size", at_least=1, at_most=256, prefix="engine.")
+    _threads = in_range("threads", at_least=1, at_most=_MOST_THREADS, prefix="engine.")
+    _gpu_layers = in_range("gpu_layers", at_least=-1, at_most=2**31 - 1, prefix="engine.")
 
     @override
     def check(self, model_name: str) -> None:

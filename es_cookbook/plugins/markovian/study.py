@@ -27,7 +27,7 @@ import chz
 
 from es_cookbook.cli.evaluate.report import compared, compared_line
 from es_cookbook.cli.options import new_output
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import whole_directory
@@ -81,10 +81,8 @@ class Config:
     seed: int = chz.field(default=0, doc="seed of the damage, and of intervals")
     trust: tuple[str, ...] = chz.field(default=(), doc="packages that config.json may name")
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "num_problems", at_least=1)
-        check_range(self, "seed", at_least=0)
+    _num_problems = in_range("num_problems", at_least=1)
+    _seed = in_range("seed", at_least=0)
 
 
 async def study(

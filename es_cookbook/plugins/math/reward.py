@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.errors import ConfigError, DataError, WorkerTimeoutError, not_installed
 from es_cookbook.rl.grading.workers import in_worker
 from es_cookbook.rl.messages.thoughts import spoken
@@ -69,9 +69,7 @@ class Math(Reward):
     extract: Extract = chz.field(default="auto", doc=EXTRACT_DOC)
     timeout: float = chz.field(default=5.0, doc="seconds for a comparison; then it scores 0")
 
-    @chz.validate
-    def _valid(self) -> None:
-        check_range(self, "timeout", above=0)
+    _timeout = in_range("timeout", above=0)
 
     @override
     def __call__(self, text: str, row: Fields) -> float:

@@ -10,7 +10,7 @@ from typing import Literal
 
 import chz
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import check_range, in_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.rollouts import mean_of
 from es_cookbook.rl.types import ProblemResult
@@ -36,11 +36,9 @@ class Replay:
         default=False, doc="take in only problems that a rollout of the generation solved"
     )
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "fraction", above=0, at_most=1)
-        check_range(self, "capacity", at_least=1)
-        check_range(self, "warmup", "exploration", at_least=0)
+    _fraction = in_range("fraction", above=0, at_most=1)
+    _capacity = in_range("capacity", at_least=1)
+    _not_negative = in_range("warmup", "exploration", at_least=0)
 
     def values(self, results_P: Iterable[ProblemResult]) -> dict[str, float]:
         """Return the value of each problem of a generation that has a rollout.
@@ -183,10 +181,8 @@ class Curriculum:
     window: int = chz.field(default=5, doc="generations that count")
     floor: float = chz.field(default=0.1, doc="least factor on the share of a kind, above 0")
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "window", at_least=1, at_most=2**31)
-        check_range(self, "floor", above=0, at_most=1)
+    _window = in_range("window", at_least=1, at_most=2**31)
+    _floor = in_range("floor", above=0, at_most=1)
 
     def factor(self, solved: float) -> float:
         f = {"learnable": 4 * solved * (1 - solved), "hard": 1 - solved, "easy": solved}

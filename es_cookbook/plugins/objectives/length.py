@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES, Objective, Outcomes
@@ -101,11 +101,9 @@ class _Penalty:
         default=0.9, doc="answers are right, and should be short, if their reward is above this"
     )
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "limit", at_least=1)
-        check_range(self, "strength", at_least=0, at_most=1)
-        check_range(self, "right_above")
+    _limit = in_range("limit", at_least=1)
+    _strength = in_range("strength", at_least=0, at_most=1)
+    _right_above = in_range("right_above")
 
 
 @chz.chz

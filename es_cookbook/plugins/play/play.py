@@ -27,7 +27,7 @@ import chz
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from es_cookbook.cli.options import Answering, RecordedAt
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, DataError, RequestError, nearest
 from es_cookbook.common.seeds import derive_seed
@@ -57,10 +57,8 @@ class PlayConfig(RecordedAt, Answering):
     problem: int | None = chz.field(default=None, doc="play this problem of the run, then exit")
     split: Split = chz.field(default="test", doc="test: held out; train: the generation's batch")
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "max_tokens", at_least=1)
-        check_range(self, "temperature", "seed", "problem", at_least=0)
+    _max_tokens = in_range("max_tokens", at_least=1)
+    _not_negative = in_range("temperature", "seed", "problem", at_least=0)
 
 
 COMMANDS = {

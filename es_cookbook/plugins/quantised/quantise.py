@@ -11,7 +11,7 @@ from typing import Literal
 import chz
 
 from es_cookbook.cli.options import new_output
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.terminal import plural, say, show_bytes
 
@@ -28,9 +28,7 @@ class QuantiseConfig:
     )
     symmetric: bool = chz.field(default=True, doc="False adds zero points")
 
-    @chz.validate
-    def _valid(self) -> None:
-        check_range(self, "group_size", at_least=2)
+    _group_size = in_range("group_size", at_least=2)
 
 
 def main(config: QuantiseConfig) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.plugins.regularisers.rows import check_texts, dealt
 from es_cookbook.rl.data.sources import load_rows
@@ -132,9 +132,7 @@ class KLToBase(Regulariser):
     )
     max_tokens: int = chz.field(default=32, doc="most tokens of an answer")
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "max_tokens", at_least=1)
+    _max_tokens = in_range("max_tokens", at_least=1)
 
     @override
     def check(self) -> None:

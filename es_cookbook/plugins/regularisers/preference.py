@@ -9,7 +9,7 @@ import chz
 import numpy as np
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.plugins.regularisers.rows import check_texts, dealt
 from es_cookbook.rl.data.rows import Row
@@ -130,9 +130,7 @@ class PreferencePairs(Regulariser):
     )
     beta: float = chz.field(default=0.1, doc="inverse scale of the margin, as in DPO")
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "beta", above=0)
+    _beta = in_range("beta", above=0)
 
     @override
     def check(self) -> None:

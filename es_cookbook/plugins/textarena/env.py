@@ -34,7 +34,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.errors import ConfigError, EnvError, did_you_mean, not_installed
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.trust import needs_trust
@@ -280,10 +280,8 @@ class TextArenaDatasetBuilder(RLDatasetBuilder):
     problems_per_generation: int = chz.field(default=16, doc="games in a batch")
     seed: int = chz.field(default=0, doc="seed for the training games and their order")
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "max_turns", "num_train", "problems_per_generation", at_least=1)
-        check_range(self, "num_test", at_least=0)
+    _counts = in_range("max_turns", "num_train", "problems_per_generation", at_least=1)
+    _num_test = in_range("num_test", at_least=0)
 
     @property
     @override

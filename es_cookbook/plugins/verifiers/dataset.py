@@ -15,7 +15,7 @@ import chz
 import chz.factories
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.errors import DataError, importing
 from es_cookbook.common.trust import is_plain_option, needs_trust
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
@@ -83,11 +83,9 @@ class TasksetProblems(RLDatasetBuilder):
         default_factory=ChatOptions, doc="turns, tokens and tools of a rollout"
     )
 
-    @chz.validate
-    def _counts(self) -> None:
-        check_range(self, "num_train", "problems_per_generation", at_least=1)
-        check_range(self, "num_test", at_least=0)
-        check_range(self, "test_fraction", above=0, at_most=0.5)
+    _counts = in_range("num_train", "problems_per_generation", at_least=1)
+    _num_test = in_range("num_test", at_least=0)
+    _test_fraction = in_range("test_fraction", above=0, at_most=0.5)
 
     @property
     @override

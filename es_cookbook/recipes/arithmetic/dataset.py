@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.errors import DataError
 from es_cookbook.rl.data.generated import Fold, GeneratedDatasetBuilder, fold_of, problems_of
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
@@ -187,10 +187,8 @@ class ArithmeticDatasetBuilder(GeneratedDatasetBuilder):
         "words: as a chat if the model has one, answered as numbers are written",
     )
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "num_terms", at_least=2, at_most=9)
-        check_range(self, "num_digits", at_least=1, at_most=30)
+    _num_terms = in_range("num_terms", at_least=2, at_most=9)
+    _num_digits = in_range("num_digits", at_least=1, at_most=30)
 
     @override
     def generated(

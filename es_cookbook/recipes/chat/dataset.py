@@ -8,7 +8,7 @@ from typing import ClassVar
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.recipes.chat.problems import KINDS, Problem, Task, generate_problems, grade
 from es_cookbook.rl.data.generated import FOLDS, Fold, GeneratedDatasetBuilder
 from es_cookbook.rl.messages.thoughts import spoken
@@ -51,9 +51,7 @@ class ChatDatasetBuilder(GeneratedDatasetBuilder):
     num_train: int = chz.field(default=1000, doc="most training problems used")
     num_test: int = chz.field(default=100, doc="most held-out problems used; 0 for none")
 
-    @chz.validate
-    def _answers(self) -> None:
-        check_range(self, "answer_tokens", at_least=1)
+    _answers = in_range("answer_tokens", at_least=1)
 
     @override
     def generated(

@@ -26,7 +26,7 @@ import anyio
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.errors import DataError
 from es_cookbook.common.names import built_field
 from es_cookbook.common.seeds import derive_seed
@@ -341,10 +341,8 @@ class CodeDatasetBuilder(SourcedDatasetBuilder[Problem]):
         Limits, "what an answer may use, in all asserts together or in each case"
     )
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "max_cases", at_least=1)
-        check_range(self, "shown_tests", at_least=0)
+    _max_cases = in_range("max_cases", at_least=1)
+    _shown_tests = in_range("shown_tests", at_least=0)
 
     @override
     def check(self) -> None:

@@ -12,7 +12,7 @@ import re
 
 import chz
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.errors import DataError
 from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.rewards.answers import texts_of
@@ -44,9 +44,7 @@ class Conciseness(Reward):
         default=0.0, doc="characters that an answer costs besides if no good answer stands in it"
     )
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "wrong", at_least=0)
+    _wrong = in_range("wrong", at_least=0)
 
     def __call__(self, text: str, row: Fields) -> tuple[float, Metrics]:
         """Return the reward, at most 0, and the metrics."""

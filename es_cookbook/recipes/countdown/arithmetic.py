@@ -22,7 +22,7 @@ from typing import Literal, TypeAlias
 
 import chz
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.rewards.format import extract_answer, paper_format_reward, tag_format_reward
 from es_cookbook.rl.types import ANSWER
@@ -130,9 +130,7 @@ class AnswerReward:
         default=0.1, doc="reward of the full format; parts of it earn a share"
     )
 
-    @chz.validate
-    def _finite(self) -> None:
-        check_range(self, "answer_weight", "format_weight", at_least=0)
+    _weights = in_range("answer_weight", "format_weight", at_least=0)
 
     @property
     def full(self) -> float:

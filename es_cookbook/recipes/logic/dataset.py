@@ -15,7 +15,7 @@ from typing import ClassVar, Literal, TypeAlias
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.errors import DataError, WorkerError, WorkerTimeoutError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural, say
@@ -136,9 +136,7 @@ class LogicDatasetBuilder(FoldedDatasetBuilder):
         default=5.0, doc="seconds for scoring an answer; then it scores 0 (metric `late`)"
     )
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "timeout", above=0)
+    _timeout = in_range("timeout", above=0)
 
     @override
     def check(self) -> None:

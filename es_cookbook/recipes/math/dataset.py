@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.plugins.math.reward import Math
 from es_cookbook.plugins.math.rows import MathProblem, read_problem
 from es_cookbook.recipes.math.word_problems import generate_problems
@@ -131,9 +131,7 @@ class MathDatasetBuilder(SourcedDatasetBuilder[MathProblem]):
     )
     format_weight: float = chz.field(default=0.1, doc="share of the reward for the form")
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "format_weight", at_least=0, at_most=1)
+    _format_weight = in_range("format_weight", at_least=0, at_most=1)
 
     @override
     def check(self) -> None:

@@ -3,7 +3,7 @@
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.plugins.mixtures.mixture import Mixture, Part
 from es_cookbook.recipes.chat.dataset import ChatDatasetBuilder
 from es_cookbook.recipes.chat.problems import Task
@@ -22,9 +22,7 @@ class ChatMixture(Mixture):
         default=0, doc="which problems are held out: 0, those of the test; 1, to choose settings on"
     )
 
-    @chz.validate
-    def _fold(self) -> None:
-        check_range(self, "fold", at_least=0, at_most=FOLDS - 1)
+    _fold = in_range("fold", at_least=0, at_most=FOLDS - 1)
 
     @property
     @override

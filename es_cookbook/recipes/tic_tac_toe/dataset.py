@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.errors import DataError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.tic_tac_toe.game import (
@@ -247,11 +247,9 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
     )
     seed: int = chz.field(default=0, doc="seed of the openings' order")
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "problems_per_generation", at_least=1)
-        check_range(self, "random_games", "perfect_games", at_least=0)
-        check_range(self, "draw", "fold", at_least=0, at_most=1)
+    _problems_per_generation = in_range("problems_per_generation", at_least=1)
+    _games = in_range("random_games", "perfect_games", at_least=0)
+    _draw_and_fold = in_range("draw", "fold", at_least=0, at_most=1)
 
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         prompts = functools.partial(shown, tokenizer, self.prompt)

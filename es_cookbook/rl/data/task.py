@@ -25,7 +25,7 @@ from typing import Literal, cast
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.errors import DataError, ModelError
 from es_cookbook.common.names import Names
 from es_cookbook.common.terminal import one_line, plural
@@ -151,9 +151,7 @@ class Task(ScoredRows):
         if self.tag:
             row.printed(self.tag)
 
-    @chz.validate
-    def _examples(self) -> None:
-        check_range(self, "examples", at_least=0)
+    _examples = in_range("examples", at_least=0)
 
     @override
     def shown(self, train: Sequence[Row]) -> Sequence[Row]:

@@ -38,7 +38,7 @@ from typing import Literal, cast
 import anyio
 import chz
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.errors import SandboxError
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.machine.processes import Process, ran
@@ -73,13 +73,11 @@ class Limits:
     processes: int = chz.field(default=8, doc="most processes and threads at a time")
     open_files: int = chz.field(default=64, doc="most open files of each process")
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "seconds", above=0)
-        check_range(self, "memory", at_least=64 * _MIB)
-        check_range(self, "files", at_least=4096)
-        check_range(self, "output", "processes", at_least=1)
-        check_range(self, "open_files", at_least=8)
+    _seconds = in_range("seconds", above=0)
+    _memory = in_range("memory", at_least=64 * _MIB)
+    _files = in_range("files", at_least=4096)
+    _counts = in_range("output", "processes", at_least=1)
+    _open_files = in_range("open_files", at_least=8)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

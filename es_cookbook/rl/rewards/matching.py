@@ -8,7 +8,7 @@ from typing import cast
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import check_range, in_range
 from es_cookbook.common.errors import ConfigError, DataError, WorkerTimeoutError
 from es_cookbook.rl.grading.workers import in_worker
 from es_cookbook.rl.rewards.answers import (
@@ -218,9 +218,7 @@ class Number(Reward):
         doc="largest difference; of numbers above 1 or below 1e-6, as a share of the row's",
     )
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "tolerance", at_least=0)
+    _tolerance = in_range("tolerance", at_least=0)
 
     def __call__(self, text: str, row: Fields) -> float:
         """Return 1 or 0."""

@@ -13,7 +13,7 @@ from typing import cast
 
 import chz
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.terminal import cut, plural
 from es_cookbook.rl.rollouts import REPORTED
 from es_cookbook.rl.types import Logs, LostRollout, TrajectoryGroup
@@ -49,10 +49,8 @@ class JsonlTrackerBuilder(TrackerBuilder):
         default=20_000, doc="longer prompts, actions and logs are cut in rollouts.jsonl, and say so"
     )
 
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "rollouts_per_generation", at_least=0)
-        check_range(self, "max_text_chars", at_least=1)
+    _rollouts_per_generation = in_range("rollouts_per_generation", at_least=0)
+    _max_text_chars = in_range("max_text_chars", at_least=1)
 
     def __call__(self, run: RunInfo) -> Tracker:
         return _JsonlTracker(self, run)
