@@ -19,13 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, TypeAlias, cast
 
-from es_cookbook.common.errors import (
-    ConfigError,
-    EngineError,
-    first_line,
-    importing,
-    with_class,
-)
+from es_cookbook.common.errors import ConfigError, EngineError, first_line, importing, with_class
 from es_cookbook.common.machine.cores import SHARE
 from es_cookbook.engines.ray.actor import EngineActor
 

@@ -37,11 +37,7 @@ from es_cookbook.engines.torch.kernels.modules import has_kernels
 from es_cookbook.engines.torch.kernels.products import packs
 from es_cookbook.engines.torch.kernels.vectors import VectorTable, host_vectors
 from es_cookbook.engines.torch.memory import trim
-from es_cookbook.engines.torch.population_layers import (
-    LinearGroup,
-    PopulationModel,
-    factors_of,
-)
+from es_cookbook.engines.torch.population_layers import LinearGroup, PopulationModel, factors_of
 from es_cookbook.evolution.centre import Centre, for_each, noise_device, on_gpu
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace

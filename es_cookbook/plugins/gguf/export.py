@@ -33,12 +33,7 @@ from es_cookbook.plugins.gguf.conversion import (
     rope_of,
 )
 from es_cookbook.plugins.gguf.header import import_gguf, read_header
-from es_cookbook.plugins.gguf.names import (
-    ARCHITECTURES,
-    as_llama_cpp,
-    check_architecture,
-    renaming,
-)
+from es_cookbook.plugins.gguf.names import ARCHITECTURES, as_llama_cpp, check_architecture, renaming
 
 if TYPE_CHECKING:
     import gguf

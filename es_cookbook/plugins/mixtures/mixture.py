@@ -46,12 +46,7 @@ from es_cookbook.plugins.mixtures.selection import (
     interleaved,
     quotas,
 )
-from es_cookbook.rl.data.problem_dataset import (
-    DATASETS,
-    ChangedProblem,
-    ProblemDataset,
-    told_golds,
-)
+from es_cookbook.rl.data.problem_dataset import DATASETS, ChangedProblem, ProblemDataset, told_golds
 from es_cookbook.rl.objectives import SOLVED, outcomes
 from es_cookbook.rl.rollouts import mean_of, reward_and_solved
 from es_cookbook.rl.types import (
