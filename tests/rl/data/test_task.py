@@ -61,9 +61,7 @@ async def test_rows_are_asked_scored_and_checked(tmp_path: Path) -> None:
         await datasets.train.validate(4)
 
 
-async def test_the_shortest_of_a_list_is_the_gold_answer_of_shared_rewards(
-    tmp_path: Path,
-) -> None:
+async def test_the_shortest_of_a_list_is_the_gold_answer_of_shared_rewards(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", [{"question": "1:1=", "answer": ["2.0", "2"]}])
     for reward, gold in ((Number(), "2"), (exact, None)):
         assert [each.gold for each in problems(await built(rows, reward, num_test=0))] == [gold]

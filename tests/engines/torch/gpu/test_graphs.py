@@ -163,11 +163,7 @@ def _fails(step: Step) -> Step:
     ("family", "says"), [("qwen2", "CUDA error: out of memory"), ("experts", "waits for aten")]
 )
 async def test_without_graphs_a_run_goes_on_and_says_why(
-    tiny_model: TinyModel,
-    monkeypatch: pytest.MonkeyPatch,
-    said: list[str],
-    family: str,
-    says: str,
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, said: list[str], family: str, says: str
 ) -> None:
     requests = _requests(12, seed=1)
     async with running_engine(tiny_model(family), LowRank(), **ONE_LANE) as engine:
