@@ -20,17 +20,10 @@ import anyio
 import chz
 from typing_extensions import override
 
+from es_cookbook import EnvGroupBuilder, Observation, RLDatasetBuilder, StepResult, run
 from es_cookbook.common.cli import run_cli
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
-from es_cookbook.rl.types import (
-    Action,
-    Datasets,
-    EnvGroupBuilder,
-    Observation,
-    RLDatasetBuilder,
-    StepResult,
-)
-from es_cookbook.runs.program import run
+from es_cookbook.rl.types import Action, Datasets
 from tests.fakes import Pieces, SmallDataset
 from tests.tiny_run import TinyConfig
 

@@ -19,6 +19,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from typing_extensions import override
 
+from es_cookbook import (
+    EnvGroupBuilder,
+    Grade,
+    Observation,
+    ProblemEnv,
+    RLDataset,
+    RLDatasetBuilder,
+    SamplingParams,
+)
 from es_cookbook.engines.base import (
     Engine,
     EngineBuilder,
@@ -31,20 +40,8 @@ from es_cookbook.engines.base import (
 from es_cookbook.evolution.genome import Genome, Offsets, Rule, Step, Term
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.rl.objectives import Objective, Outcomes
-from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
-from es_cookbook.rl.types import (
-    Action,
-    Datasets,
-    EnvGroupBuilder,
-    Metrics,
-    Observation,
-    Policy,
-    RLDataset,
-    RLDatasetBuilder,
-    SamplingParams,
-    Trajectory,
-    Transition,
-)
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.types import Action, Datasets, Metrics, Policy, Trajectory, Transition
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,25 +11,22 @@ import torch
 from safetensors.torch import load_file
 from typing_extensions import override
 
-from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.plugins.gradients.checkpoints import latest_checkpoint
-from es_cookbook.plugins.gradients.gradient_config import GradientConfig
-from es_cookbook.plugins.gradients.grpo.config import Config
-from es_cookbook.rl.types import (
-    Action,
-    Datasets,
+from es_cookbook import (
     Env,
-    EnvGroup,
     EnvGroupBuilder,
     Observation,
     RLDataset,
     RLDatasetBuilder,
     SamplingParams,
     StepResult,
-    Tokenizer,
+    TorchEngineBuilder,
 )
+from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.plugins.gradients.checkpoints import latest_checkpoint
+from es_cookbook.plugins.gradients.gradient_config import GradientConfig
+from es_cookbook.plugins.gradients.grpo.config import Config
+from es_cookbook.rl.types import Action, Datasets, EnvGroup, Tokenizer
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import SmallDatasetBuilder

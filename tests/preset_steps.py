@@ -7,14 +7,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from es_cookbook import ES, Config
 from es_cookbook.common.options import built
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.noise import noise
-from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
-from es_cookbook.runs.config import Config
 
 NAME, SHAPE = "0.q.weight", (160, 120)
 """Five runs of a partition."""

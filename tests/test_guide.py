@@ -16,9 +16,7 @@ from typing import Any
 import pytest
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
-from es_cookbook.runs.config import Config
+from es_cookbook import ES, Config, RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.program import run as run_config
 from tests.chat_server import chat_server
 from tests.chat_templates import CHATML, tokenizer_with

@@ -7,13 +7,10 @@ from typing import Any
 
 import chz
 
+from es_cookbook import ES, Config, RLDatasetBuilder, SamplingParams, run
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.registry import Registered
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder
-from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
-from es_cookbook.runs.config import Config
-from es_cookbook.runs.program import run
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import FakeEngine, FakeEngineBuilder, SmallDatasetBuilder
 

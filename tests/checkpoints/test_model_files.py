@@ -10,13 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from es_cookbook import LowRank, RayPoolBuilder, TorchEngineBuilder, VLLMEngineBuilder
 from es_cookbook.checkpoints import model_files
 from es_cookbook.checkpoints.models import load_architecture, load_causal_lm, load_tokenizer
 from es_cookbook.common.errors import ModelError
-from es_cookbook.engines.ray.pool import RayPoolBuilder
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from tests.hub_server import TOKEN, HubServer, Repository
 

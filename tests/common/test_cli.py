@@ -8,14 +8,13 @@ from typing import ClassVar, Literal
 import chz
 import pytest
 
+from es_cookbook import ES, RayPoolBuilder
 from es_cookbook.common.cli import UNNAMED, arguments, run_cli, run_with_fields
 from es_cookbook.common.errors import EngineError
 from es_cookbook.common.names import Names
 from es_cookbook.common.options import built
-from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness, Raw, ZScore
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
-from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.schedules import Constant, Cosine
 from es_cookbook.plugins.regularisers.kl import KLToBase
 

@@ -11,12 +11,11 @@ from typing import Any
 import chz
 import pytest
 
+from es_cookbook import ES, Config
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.trust import reference, resolve
-from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.plugins.judges.reward import address_of
-from es_cookbook.runs.config import Config
 
 ROOT = Path(__file__).parents[2]
 CONFIG = json.loads((ROOT / "tests/data/recorded/low_rank/config.json").read_text())

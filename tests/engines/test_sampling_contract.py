@@ -19,13 +19,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 from typing_extensions import override
 
+from es_cookbook import LowRank, Observation, TorchEngineBuilder, VLLMEngineBuilder
 from es_cookbook.common.errors import RequestError
 from es_cookbook.engines.base import EngineBuilder, LogprobsRequest, Progress, SampleRequest, Target
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome, Term
-from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.rl.types import Action, Observation
+from es_cookbook.rl.types import Action
 from tests.engines.running import Running
 from tests.engines.torch.reference import Reference, request, who
 from tests.integration.vllm_models import make_vllm_model

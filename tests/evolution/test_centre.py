@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from es_cookbook import FullRank, LowRank
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.centre import Centre, noise_device, on_gpu
 from es_cookbook.evolution.exact import fingerprint_of
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import Part, noise
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
-from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
 
 BUILDERS = (
     LowRank(),

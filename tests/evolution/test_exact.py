@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from es_cookbook import FullRank, LowRank
 from es_cookbook.evolution import exact
 from es_cookbook.evolution.centre import Centre, merge_steps, moved
 from es_cookbook.evolution.exact import orthogonalised
@@ -20,8 +21,6 @@ from es_cookbook.evolution.genome import (
 )
 from es_cookbook.evolution.noise import Part, noise
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
-from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
 
 
 def values(shape: tuple[int, ...], seed: int = 1) -> torch.Tensor:

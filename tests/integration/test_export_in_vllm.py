@@ -7,11 +7,10 @@ import anyio
 import pytest
 
 from benchmarks.export import vllm_answers
+from es_cookbook import ES, LowRank
 from es_cookbook.cli.export import ExportConfig, export
-from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.vectors.spaces import Steering
 from tests.runs.export_runs import PROMPTS, engine_at, greedy, make_base, make_run
 

@@ -18,13 +18,11 @@ import anyio
 import chz
 import pytest
 
+from es_cookbook import LowRank, Observation, RayPoolBuilder, SamplingParams, TorchEngineBuilder
 from es_cookbook.common.errors import EngineError, ModelError, RequestError
 from es_cookbook.engines.base import EngineBuilder, SampleRequest
-from es_cookbook.engines.ray.pool import RayPool, RayPoolBuilder
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.ray.pool import RayPool
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.rl.types import Observation, SamplingParams
 from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.ray_fakes import NEVER, LightEngine, LightEngineBuilder

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from es_cookbook.engines.ray.pool import RayPoolBuilder
-from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
+from es_cookbook import LowRank, RayPoolBuilder, VLLMEngineBuilder
 from es_cookbook.evolution.genome import AdamRule, Genome, Step, Term
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import Action
 from tests.engines.torch.reference import Reference, request
 from tests.integration.vllm_models import make_vllm_model

@@ -14,16 +14,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from es_cookbook import FullRank, LowRank, VLLMEngineBuilder
 from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.common.errors import ConfigError, EngineError, RequestError
 from es_cookbook.engines.base import LogprobsRequest
 from es_cookbook.engines.torch.kernels import products
-from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome, MuonRule, Offsets, OffsetsRule, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.cma.singular_values import SingularValues
 from es_cookbook.runs.centre.snapshots import write_snapshot
 from tests.adapters import make_adapter

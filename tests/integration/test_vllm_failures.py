@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
+from es_cookbook import LowRank, VLLMEngineBuilder
 from es_cookbook.common.errors import EngineError
-from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from tests.engines.running import Running
 from tests.engines.torch.reference import request

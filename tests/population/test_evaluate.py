@@ -5,13 +5,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from es_cookbook import Grade, Observation, PopulationSampler, ProblemEnv, SamplingParams, evaluate
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Genome
-from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.results import wilson_interval
-from es_cookbook.population.sampler import PopulationSampler
-from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
-from es_cookbook.rl.types import ANSWER, Observation, SamplingParams
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.types import ANSWER
 from es_cookbook.runs.tracking.live import line_of
 from tests.fakes import FakeEngine
 

@@ -12,6 +12,7 @@ import chz
 import pytest
 from typing_extensions import override
 
+from es_cookbook import ES, LowRank, Observation, SamplingParams, open_run
 from es_cookbook.common.errors import ConfigError, RequestError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
@@ -19,16 +20,14 @@ from es_cookbook.engines.ray.cluster import Cluster
 from es_cookbook.engines.ray.member import Ledger
 from es_cookbook.engines.ray.pool import RayPool
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.genetic.optimizer import Genetic
 from es_cookbook.population.group import Attempt, EnginePolicy, ResidentBlock
 from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.rl.timeouts import Clock, Watch
-from es_cookbook.rl.types import Action, Observation, SamplingParams
+from es_cookbook.rl.types import Action
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
-from es_cookbook.runs.recorded import open_run, rebuild
+from es_cookbook.runs.recorded import rebuild
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.fakes import FakeEngine, FakeEngineBuilder, Following
 from tests.ray_fakes import LightEngine, LightEngineBuilder, NearCluster

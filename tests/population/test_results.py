@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from es_cookbook import PopulationSampler, SamplingParams
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.population.evaluate import attempt, summary
 from es_cookbook.population.results import (
@@ -17,9 +18,7 @@ from es_cookbook.population.results import (
     results_of,
     wilson_interval,
 )
-from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.objectives import Outcomes
-from es_cookbook.rl.types import SamplingParams
 from tests.fakes import FakeEngine, problem
 
 NAN = math.nan

@@ -13,25 +13,20 @@ import anyio
 import numpy as np
 import pytest
 
+from es_cookbook import (
+    Env,
+    EnvGroupBuilder,
+    Observation,
+    PopulationSampler,
+    SamplingParams,
+    StepResult,
+)
 from es_cookbook.common.errors import ConfigError, EngineError, RequestError, TooManyLostError
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Genome, Term
-from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.data.problem_dataset import deal
 from es_cookbook.rl.rollouts import lost_rollouts, mean_rewards
-from es_cookbook.rl.types import (
-    Action,
-    Env,
-    EnvGroup,
-    EnvGroupBuilder,
-    GroupReward,
-    LostRollout,
-    Observation,
-    Policy,
-    SamplingParams,
-    StepResult,
-    Trajectory,
-)
+from es_cookbook.rl.types import Action, EnvGroup, GroupReward, LostRollout, Policy, Trajectory
 from es_cookbook.runs.directory.directory import add_to_log
 from tests.fakes import FakeEngine, FakePool
 

@@ -9,23 +9,21 @@ import chz
 import numpy as np
 import pytest
 
+from es_cookbook import ES, Observation, PopulationSampler, SamplingParams, open_run
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import as_program
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.optimizers.adam import Adam
-from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.schedules import Cosine, Table
 from es_cookbook.population import centre_answers, step_sizes
-from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.step_sizes import LOSS, FoundSigma, options_of
-from es_cookbook.rl.types import Action, Observation, SamplingParams
+from es_cookbook.rl.types import Action
 from es_cookbook.runs.config import closing
 from es_cookbook.runs.evolution_run import tried_sigmas
 from es_cookbook.runs.history.store import read_header
 from es_cookbook.runs.program import run as run_config
-from es_cookbook.runs.recorded import open_run
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.runs.tracking.reading import read_run
 from tests.fakes import FakeEngine, problem

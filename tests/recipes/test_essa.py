@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from es_cookbook import SamplingParams, TorchEngineBuilder
 from es_cookbook.cli.export import ExportConfig, export
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import OffsetsRule
 from es_cookbook.plugins.branches import fork
 from es_cookbook.plugins.cma.optimizers import CMA
@@ -19,7 +19,6 @@ from es_cookbook.plugins.gradients.sft import SFTConfig, main
 from es_cookbook.plugins.gradients.supervised import SupervisedRows
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
-from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder

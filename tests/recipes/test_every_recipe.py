@@ -6,13 +6,12 @@ from pathlib import Path
 import chz
 import pytest
 
+from es_cookbook import ES, Config
 from es_cookbook.cli import RECIPES
 from es_cookbook.cli.options import recipe_config, recipe_defaults
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.options import options_of
-from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.runs.config import Config
 from es_cookbook.runs.program import with_log_path
 from tests.recipe_problems import short_run
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from es_cookbook import Env, Observation, SamplingParams, StepResult
 from es_cookbook.common.errors import EnvError
 from es_cookbook.rl import rollouts
 from es_cookbook.rl.rollouts import (
@@ -20,12 +21,8 @@ from es_cookbook.rl.rollouts import (
 )
 from es_cookbook.rl.types import (
     Action,
-    Env,
     GroupReward,
     LostRollout,
-    Observation,
-    SamplingParams,
-    StepResult,
     Trajectory,
     TrajectoryGroup,
     Transition,

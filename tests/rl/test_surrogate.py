@@ -11,26 +11,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from es_cookbook import FullRank, Observation, PopulationSampler, SamplingParams, TorchEngineBuilder
 from es_cookbook.common.errors import DataError
 from es_cookbook.engines.base import Engine, LogprobsRequest
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.noise import noise
-from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.plugins.gradients.learner import Learner
-from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rollouts import Example, mean_rewards
 from es_cookbook.rl.surrogate import AnswersProblem, BestAnswers, GoldAnswers, Surrogate
-from es_cookbook.rl.types import (
-    Action,
-    LostRollout,
-    Observation,
-    SamplingParams,
-    Trajectory,
-    TrajectoryGroup,
-    Transition,
-)
+from es_cookbook.rl.types import Action, LostRollout, Trajectory, TrajectoryGroup, Transition
 from tests.fakes import FakeEngine, problem
 from tests.rl.messages.test_message_env import TOKENIZER
 from tests.tiny_run import write_tiny_model

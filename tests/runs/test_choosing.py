@@ -5,15 +5,13 @@ from pathlib import Path
 import chz
 import pytest
 
+from es_cookbook import ES, Config, SamplingParams, Task
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.population.centre_answers import Answer, AnswerSample, Pace
-from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.matching import Exact
-from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs import choosing
-from es_cookbook.runs.config import SIZES, Config
+from es_cookbook.runs.config import SIZES
 from es_cookbook.runs.directory.directory import Recorded
 from es_cookbook.runs.history.store import HistoryStore
 from tests.runs.records import HEADER, make_record

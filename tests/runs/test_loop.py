@@ -13,13 +13,12 @@ from typing import Any
 import chz
 import pytest
 
+from es_cookbook import ES, Config, FullRank
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Step
-from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.schedules import Constant, Linear, Schedule
-from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.plugins.branches import fork
 from es_cookbook.plugins.genetic.optimizer import Genetic
 from es_cookbook.plugins.objectives.length import LengthPenalty
@@ -28,7 +27,6 @@ from es_cookbook.plugins.regularisers.preference import PreferencePairs
 from es_cookbook.rl.objectives import MaxOfK
 from es_cookbook.rl.surrogate import BestAnswers, Surrogate
 from es_cookbook.rl.types import Action
-from es_cookbook.runs.config import Config
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from es_cookbook import Config, FullRank
 from es_cookbook.cli import RECIPES
 from es_cookbook.cli.options import recipe_config
 from es_cookbook.cli.train import TrainConfig
@@ -21,13 +22,11 @@ from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
 from es_cookbook.evolution.optimizers.base import AUTO, OPTIMIZER_NAMES, OptimizerBuilder
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, ParameterInfo
-from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.plugins.objectives.length import LengthPenalty
 from es_cookbook.plugins.objectives.weighted import Gdpo, RewardSchedule
 from es_cookbook.population.step_sizes import DRIFT, options_of
 from es_cookbook.recipes.knows.objective import Balanced
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES, MaxOfK, Mean, Objective, Outcomes, PassAtK
-from es_cookbook.runs.config import Config
 from tests.families import sampled
 from tests.optimizers import NEEDED
 from tests.tiny_run import BASE, tiny

@@ -10,11 +10,10 @@ import chz
 import pytest
 import torch
 
+from es_cookbook import Config, RLDatasetBuilder, SamplingParams
 from es_cookbook.common.cli import run_cli
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
-from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.centre.replay import open_replay
-from es_cookbook.runs.config import Config
 from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.base import TrackerBuilder
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder

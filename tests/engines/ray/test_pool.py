@@ -10,14 +10,13 @@ from typing import Any, cast
 import anyio
 import pytest
 
+from es_cookbook import LowRank, Observation, RayPoolBuilder, SamplingParams
 from es_cookbook.common.errors import ConfigError, EngineError, ModelError, RequestError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.ray.cluster import Cluster
 from es_cookbook.engines.ray.member import Ledger
-from es_cookbook.engines.ray.pool import DisagreementError, RayPool, RayPoolBuilder
+from es_cookbook.engines.ray.pool import DisagreementError, RayPool
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.rl.types import Observation, SamplingParams
 from tests.ray_fakes import NEVER, LightEngine, LightEngineBuilder, NearCluster
 
 GENOMES = [Genome((Term(seed, 0.5),)) for seed in range(4)]

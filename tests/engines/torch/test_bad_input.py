@@ -7,11 +7,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import Phi3Config, Phi3ForCausalLM
 
+from es_cookbook import LowRank, TorchEngineBuilder
 from es_cookbook.common.errors import ConfigError, ModelError, RequestError
 from es_cookbook.engines.base import LogprobsRequest
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Term
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import request, running_engine
 from tests.tiny_models import VOCABULARY, TinyModel, save_with_tokenizer
 

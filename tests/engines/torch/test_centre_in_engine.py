@@ -8,12 +8,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from es_cookbook import FullRank, LowRank
 from es_cookbook.common.errors import EngineError
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.runs.centre.snapshots import SnapshotWriter
 from tests.engines.torch.reference import (
     Reference,

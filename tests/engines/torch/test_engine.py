@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from es_cookbook import FullRank, LowRank
 from es_cookbook.engines.base import Target
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import Reference, request, running_engine, sample_all
 from tests.families import sampled
 from tests.tiny_models import FAMILIES, FIRST_CHARACTER, VOCABULARY, TinyModel

@@ -6,12 +6,11 @@ import threading
 
 import pytest
 
+from es_cookbook import FullRank, LowRank
 from es_cookbook.common.errors import EngineError
 from es_cookbook.engines.base import LogprobsRequest
 from es_cookbook.engines.torch.population_layers import PopulationModel
 from es_cookbook.evolution.genome import Genome, Term
-from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import (
     Reference,
     request,

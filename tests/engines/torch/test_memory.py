@@ -8,11 +8,10 @@ import psutil
 import pytest
 import torch
 
+from es_cookbook import LowRank, TorchEngineBuilder
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.torch import host
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.memory import CachePlan, CacheSize, Memory, free_bytes
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import Reference, request, running_engine, sample_all
 from tests.tiny_models import CONTEXT, TinyModel
 

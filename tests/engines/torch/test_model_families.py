@@ -12,11 +12,10 @@ import pytest
 from benchmarks.causal_lms import CAUSAL_LM_CLASSES, CONTEXT, VARIANTS, VOCABULARY, build
 from benchmarks.merged_models import difference_from_merged
 from benchmarks.model_families import PAGE, documented
+from es_cookbook import LowRank, TorchEngineBuilder
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ModelError
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.self_check import TOLERANCE, right_path
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.families import sampled
 from tests.tiny_models import character_tokenizer
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks.causal_lms import VOCABULARY, build
+from es_cookbook import FullRank, LowRank
 from es_cookbook.common.errors import EngineError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch import own
@@ -16,8 +17,6 @@ from es_cookbook.engines.torch.population_layers import PopulationModel
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import (
     Reference,
     request,

@@ -7,15 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from es_cookbook import FullRank, LowRank, VLLMEngineBuilder
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.base import LogprobsRequest, Target
 from es_cookbook.engines.torch.host import TorchEngine
-from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.quantised.spaces import QuantCodes, QuantScales
 from tests.engines.torch.reference import request, running_engine, sample_all, score_all
 from tests.families import sampled

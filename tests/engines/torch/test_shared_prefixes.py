@@ -7,15 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from es_cookbook import FullRank, LowRank, SamplingParams
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch import host, self_check
 from es_cookbook.engines.torch.attention import TokenCache
 from es_cookbook.engines.torch.host import TorchEngine
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.rl.types import SamplingParams
 from tests.engines.torch.reference import Reference, request, running_engine, sample_all, who
 from tests.tiny_models import CONTEXT, FIRST_CHARACTER, VOCABULARY, TinyModel
 

@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from es_cookbook import FullRank, LowRank
 from es_cookbook.engines.wire import decode_genomes, decode_steps, encode_genomes, encode_step
 from es_cookbook.evolution.genome import Genome, Offsets, OffsetsRule, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.cma.singular_values import SingularValues
 from tests.adapters import make_adapter
 from tests.engines.torch.reference import Reference, request, running_engine, sample_all

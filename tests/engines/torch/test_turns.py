@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from es_cookbook import FullRank, LowRank
 from es_cookbook.common.errors import EngineError
 from es_cookbook.engines.torch.host import TorchEngine
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import Action
 from tests.engines.torch.reference import request, running_engine
 from tests.tiny_models import FIRST_CHARACTER, VOCABULARY, TinyModel

@@ -4,13 +4,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config
 
+from es_cookbook import FullRank, LowRank
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import GIB
 from es_cookbook.engines.vllm.memory import Shards, check_fits, cpu_cache_gib, slots_for
 from es_cookbook.evolution.spaces.adapter import Adapter
-from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
 
 # As in test_plan.py: two layers of q 8x8, k and v 4x8, o 8x8, gate and up 10x8, down 8x10, biases
 # 8 + 4 + 4, norms 8 + 8; a norm of 8 and a tied table 20x8.

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
+from es_cookbook import FullRank, LowRank
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
-from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
 
 PARAMETERS = [
     ParameterInfo("embed_tokens.weight", (10, 4), "embedding"),

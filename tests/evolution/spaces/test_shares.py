@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from es_cookbook import FullRank, LowRank
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import SEEDS_OF_PARTITION, Part, Partitions, noise, partition_seed
@@ -17,8 +18,6 @@ from es_cookbook.evolution.spaces.base import (
     Shares,
     balanced_blocks,
 )
-from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
 
 PARAMETERS = [
     ParameterInfo("0.q.weight", (60, 40), "linear"),

@@ -7,12 +7,11 @@ import gguf
 import pytest
 import torch
 
+from es_cookbook import FullRank, LowRank
 from es_cookbook.checkpoints.model_files import CACHE
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.cli.export import ExportConfig, export
 from es_cookbook.evolution.spaces.adapter import Adapter
-from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.gguf.export import write_gguf
 from es_cookbook.plugins.gguf.form import GGUF
 from es_cookbook.plugins.vectors.spaces import Steering

@@ -15,11 +15,10 @@ import chz
 import pytest
 import torch
 
+from es_cookbook import FullRank, Observation, PopulationSampler, SamplingParams, TorchEngineBuilder
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.schedules import Table
-from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.plugins.gradients.gradient_run import Gradients
 from es_cookbook.plugins.gradients.learner import Learner, learned_places
 from es_cookbook.plugins.gradients.policy_gradient import (
@@ -36,7 +35,6 @@ from es_cookbook.plugins.gradients.policy_gradient import (
     main,
     to_examples,
 )
-from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.objectives import PassAtK
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
@@ -45,9 +43,7 @@ from es_cookbook.rl.surrogate import GoldAnswers
 from es_cookbook.rl.types import (
     Action,
     LostRollout,
-    Observation,
     Reading,
-    SamplingParams,
     Trajectory,
     TrajectoryGroup,
     Transition,

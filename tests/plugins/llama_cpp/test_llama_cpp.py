@@ -13,14 +13,13 @@ import pytest
 import torch
 from transformers import GPT2Config
 
+from es_cookbook import LowRank, Observation, SamplingParams, TorchEngineBuilder
 from es_cookbook.checkpoints.model_files import CACHE
 from es_cookbook.common.errors import ConfigError, EngineError, ModelError
 from es_cookbook.common.terminal import show_bytes
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.gguf.export import llama_cpp_factors, write_gguf
 from es_cookbook.plugins.gguf.form import GGUF
 from es_cookbook.plugins.llama_cpp.engine import LlamaCppEngineBuilder
@@ -31,7 +30,6 @@ from es_cookbook.plugins.llama_cpp.rows import Row, Work, begin, next_pass
 from es_cookbook.plugins.plan.plan import PlanConfig
 from es_cookbook.plugins.plan.plan import main as plan
 from es_cookbook.plugins.vectors.spaces import Steering
-from es_cookbook.rl.types import Observation, SamplingParams
 from es_cookbook.runs.centre.replay import open_replay
 from es_cookbook.runs.export.export import write_export
 from tests.engines.running import Running

@@ -8,29 +8,26 @@ from pathlib import Path
 
 import pytest
 
+from es_cookbook import (
+    EnvGroupBuilder,
+    LowRank,
+    Observation,
+    PopulationSampler,
+    SamplingParams,
+    TorchEngineBuilder,
+)
 from es_cookbook.__main__ import main as es_cookbook
 from es_cookbook.common.errors import DataError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine, LogprobsRequest, Target
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Term
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.markovian.dataset import MarkovianDatasetBuilder
 from es_cookbook.plugins.markovian.env import MarkovianEnv, MarkovianProblem
 from es_cookbook.plugins.markovian.problems import Problem, Sum, generate_sums
 from es_cookbook.plugins.markovian.train_cli import CLIConfig
-from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.messages.encoder import as_text
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
-from es_cookbook.rl.types import (
-    Action,
-    EnvGroupBuilder,
-    Observation,
-    SamplingParams,
-    Trajectory,
-    TrajectoryGroup,
-    Transition,
-)
+from es_cookbook.rl.types import Action, Trajectory, TrajectoryGroup, Transition
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.recipe_problems import short_run, write_rows
 from tools.bundled import markovian as warm_start

@@ -11,23 +11,14 @@ import chz
 import pytest
 from typing_extensions import override
 
+from es_cookbook import EnvGroupBuilder, Grade, Observation, RLDataset, RLDatasetBuilder
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.evolution.schedules import Table
 from es_cookbook.plugins.mixtures.mixture import Mixture, Part, easy_pool
 from es_cookbook.plugins.mixtures.selection import Curriculum, Filter, Replay, Stream, quotas
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.problem_env import Grade, ProblemGroupBuilder
-from es_cookbook.rl.types import (
-    Action,
-    Datasets,
-    EnvGroupBuilder,
-    Observation,
-    ProblemResult,
-    RLDataset,
-    RLDatasetBuilder,
-    Tokenizer,
-    TrajectoryGroup,
-)
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.types import Action, Datasets, ProblemResult, Tokenizer, TrajectoryGroup
 from tests.fakes import FakeEngine, Word, trajectory
 
 

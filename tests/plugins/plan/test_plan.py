@@ -17,18 +17,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from es_cookbook import FullRank, LowRank, TorchEngineBuilder, VLLMEngineBuilder
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.engines.base import ModelEngineBuilder
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.kernels.attention import STEP
 from es_cookbook.engines.torch.memory import flat_cache_size
 from es_cookbook.engines.torch.population_layers import ROWS_PER_BLOCK
-from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.engines.vllm.ranks import LORA_RANKS
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.plan.plan import (
     Machine,
     Plan,

@@ -8,14 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from es_cookbook import FullRank, LowRank
 from es_cookbook.checkpoints.quantised import QuantisedWeight
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.noise import Part, noise
 from es_cookbook.evolution.spaces.base import ParameterInfo
-from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.quantised.spaces import QuantCodes, QuantCodesSpace, QuantScales
 
 INFOS = [

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from es_cookbook import ES, Config
 from es_cookbook.common.cli import run_with_fields
-from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.plugins.sweep.command import Sweep, maker, searched
 from es_cookbook.plugins.sweep.search import Range, Values, grid
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
-from es_cookbook.runs.config import Config
 from tests.said import refused, typed
 
 

@@ -6,13 +6,11 @@ from typing import Any
 import chz
 import pytest
 
+from es_cookbook import ES, Config, run
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
-from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.plugins.sweep.in_turn import is_complete, refuse_unequal_rollouts, run_all
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
-from es_cookbook.runs.config import Config
-from es_cookbook.runs.program import run
 from tests.fakes import FakeEngineBuilder
 from tests.tiny_run import TinyConfig, tiny, untimed
 

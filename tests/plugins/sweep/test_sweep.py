@@ -17,13 +17,12 @@ import pandas
 import psutil
 import pytest
 
+from es_cookbook import ES, Config
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, RunDirectoryError, SweepError
-from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.plugins.report.frames import frames
 from es_cookbook.plugins.sweep.loop import SweepSettings, sweep
 from es_cookbook.plugins.sweep.search import Range, Value, Values
-from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.directory import RunLock
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.trackers import TrackersBuilder

@@ -25,16 +25,13 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
+from es_cookbook import LowRank, RayPoolBuilder, TorchEngineBuilder, VLLMEngineBuilder
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest, Target
-from es_cookbook.engines.ray.pool import RayPoolBuilder
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome, Offsets, Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.vectors.spaces import SoftPrompt, Steering
 from es_cookbook.rl.types import Action
 from es_cookbook.runs.centre.replay import open_replay

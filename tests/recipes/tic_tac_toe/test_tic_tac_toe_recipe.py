@@ -8,20 +8,14 @@ from typing import Any
 
 import pytest
 
+from es_cookbook import Observation, SamplingParams
 from es_cookbook.common.errors import DataError
 from es_cookbook.plugins.branches import rewind
 from es_cookbook.recipes.tic_tac_toe.dataset import OpeningGroup, TicTacToeDatasetBuilder, shown
 from es_cookbook.recipes.tic_tac_toe.game import best_moves, legal_moves, question
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.rollouts import run_rollout
-from es_cookbook.rl.types import (
-    Action,
-    Datasets,
-    LostRollout,
-    Observation,
-    SamplingParams,
-    Trajectory,
-)
+from es_cookbook.rl.types import Action, Datasets, LostRollout, Trajectory
 from tests.fakes import FakePolicy
 from tests.recipe_problems import short_run
 from tools.bundled import tic_tac_toe as warm_start

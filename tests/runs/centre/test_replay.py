@@ -10,13 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from es_cookbook import FullRank, LowRank
 from es_cookbook.common.errors import ConfigError, HistoryError, ModelError
 from es_cookbook.common.trust import resolve
 from es_cookbook.engines.base import LogprobsRequest
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
-from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.cma.singular_values import SingularValues
 from es_cookbook.plugins.merge.space import Merge
 from es_cookbook.plugins.quantised.spaces import QuantCodes, QuantScales

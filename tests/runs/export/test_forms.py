@@ -9,12 +9,11 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from es_cookbook import FullRank, LowRank
 from es_cookbook.checkpoints.linear_weights import linear_weights, named_weights
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.runs.centre.replay import open_replay
 from es_cookbook.runs.export.export import write_export
 from es_cookbook.runs.export.forms import fit

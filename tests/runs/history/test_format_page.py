@@ -14,22 +14,20 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
+from es_cookbook import ES, FullRank, LowRank, TorchEngineBuilder, run
 from es_cookbook.checkpoints.model_files import base_identity
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution import noise as philox
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import AdamRule, ErrorFeedbackRule, MuonRule, Step, Term
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.optimizers.adam import Adam
-from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.base import SearchSpace, Shares
-from es_cookbook.evolution.spaces.full_rank import FullRank, FullRankSpace
-from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace
+from es_cookbook.evolution.spaces.full_rank import FullRankSpace
+from es_cookbook.evolution.spaces.low_rank import LowRankSpace
 from es_cookbook.plugins.genetic.optimizer import Genetic
 from es_cookbook.plugins.quantised.spaces import QuantCodesSpace
 from es_cookbook.runs.centre.replay import open_replay
 from es_cookbook.runs.history.store import read_header, read_history
-from es_cookbook.runs.program import run
 from tests.runs.recorded_run import as_bfloat16
 from tests.tiny_run import tiny, write_tiny_model
 

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from benchmarks.launches import is_in_place, made_by, tensors
+from es_cookbook import FullRank, LowRank
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.engines.torch import host
 from es_cookbook.engines.torch.flat import new_cache
@@ -36,8 +37,6 @@ from es_cookbook.engines.torch.slots import (
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import Action
 from tests.engines.torch.reference import DEVICE, request, running_engine, sample_all
 from tests.families import sampled

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from es_cookbook import Config, FullRank
 from es_cookbook.common.cli import run_with_fields
 from es_cookbook.evolution.fitness import ZScore
-from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.plugins.gradients import policy_gradient
 from es_cookbook.plugins.gradients.commands.compare_gradients import (
     AnyConfig,
@@ -19,7 +19,6 @@ from es_cookbook.plugins.gradients.commands.compare_gradients import (
 )
 from es_cookbook.recipes.arithmetic.train_cli import CLIConfig
 from es_cookbook.rl.surrogate import Surrogate
-from es_cookbook.runs.config import Config
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.said import refused, typed
 

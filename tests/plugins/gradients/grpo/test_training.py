@@ -13,22 +13,13 @@ import torch
 from safetensors.torch import load_file
 from typing_extensions import override
 
+from es_cookbook import EnvGroupBuilder, Observation, RLDatasetBuilder, SamplingParams, StepResult
 from es_cookbook.common.errors import ConfigError, TooManyLostError
 from es_cookbook.evolution.schedules import HotSteps, Table
 from es_cookbook.plugins.gradients.checkpoints import latest_checkpoint
 from es_cookbook.plugins.gradients.grpo import main
 from es_cookbook.plugins.hub.background_push import HubPush
-from es_cookbook.rl.types import (
-    Action,
-    Datasets,
-    EnvGroup,
-    EnvGroupBuilder,
-    Observation,
-    RLDatasetBuilder,
-    SamplingParams,
-    StepResult,
-    Tokenizer,
-)
+from es_cookbook.rl.types import Action, Datasets, EnvGroup, Tokenizer
 from es_cookbook.runs.tracking.trackers import TrackersBuilder
 from tests.fakes import Pieces, SmallDataset
 from tests.grpo_runs import (

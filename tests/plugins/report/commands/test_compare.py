@@ -5,13 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from es_cookbook import ES, Config
 from es_cookbook.common.cli import run_with_fields
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
-from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.plugins.report.commands import compare
 from es_cookbook.plugins.report.commands.compare import Compare
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
-from es_cookbook.runs.config import Config
 from es_cookbook.runs.tracking.jsonl import CORRECT
 from es_cookbook.runs.tracking.reading import read_run
 from tests.distributions import Register
