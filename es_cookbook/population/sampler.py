@@ -43,7 +43,7 @@ from es_cookbook.evolution.genome import Genome
 from es_cookbook.population.group import ResidentBlock, RolloutGroup, attempted, running
 from es_cookbook.population.results import problem_names
 from es_cookbook.population.scheduling import BlockScheduler, Overlap
-from es_cookbook.rl.data.problem_dataset import unchanged
+from es_cookbook.rl.data.problem_dataset import compares
 from es_cookbook.rl.problem_env import own_frames
 from es_cookbook.rl.timeouts import Watch
 from es_cookbook.rl.types import (
@@ -352,9 +352,7 @@ class PopulationSampler:
 
 def _earns(problem: EnvGroupBuilder) -> bool:
     """Return whether each attempt has its own reward, and this tells how good the attempt is."""
-    problem = unchanged(problem)
-    alone = type(problem).compute_group_rewards is EnvGroupBuilder.compute_group_rewards
-    return alone and problem.is_graded
+    return problem.is_graded and not compares(problem)
 
 
 @dataclasses.dataclass(slots=True)

@@ -39,7 +39,6 @@ from es_cookbook.rl.types import (
     Metrics,
     SamplingParams,
     Tokenizer,
-    Trajectory,
     TrajectoryGroup,
 )
 
@@ -94,15 +93,12 @@ def outcomes(
     tokens_P_G_K = np.full(rewards_P_G_K.shape, np.nan)
     metrics: dict[str, NDArray[np.float64]] = {}
     for p, group in enumerate(groups_P):
-        for g, trajectories_K in enumerate(group.trajectories_G_K):
-            for k, trajectory in enumerate(trajectories_K):
-                if not isinstance(trajectory, Trajectory):
-                    continue
-                tokens_P_G_K[p, g, k] = trajectory.num_tokens
-                for name, value in rollout_metrics(group, g, k).items():
-                    if name not in metrics:
-                        metrics[name] = np.full(rewards_P_G_K.shape, np.nan)
-                    metrics[name][p, g, k] = value
+        for (g, k), trajectory in group.finished:
+            tokens_P_G_K[p, g, k] = trajectory.num_tokens
+            for name, value in rollout_metrics(group, g, k).items():
+                if name not in metrics:
+                    metrics[name] = np.full(rewards_P_G_K.shape, np.nan)
+                metrics[name][p, g, k] = value
     return Outcomes(rewards_P_G_K, tokens_P_G_K, metrics, generation, solved_T)
 
 

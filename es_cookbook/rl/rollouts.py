@@ -215,7 +215,8 @@ def env_metrics(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
     """
     of_tags: dict[tuple[str, ...], list[Metrics]] = {}
     for group in groups_P:
-        of_tags.setdefault(tuple(group.tags), []).extend(_reports(group))
+        reports = [rollout_metrics(group, g, k) for (g, k), _ in group.finished]
+        of_tags.setdefault(tuple(group.tags), []).extend(reports)
     values: dict[str, list[float]] = {}
     due: dict[str, int] = {}
     for tags, reports in of_tags.items():
@@ -238,14 +239,6 @@ def rollout_metrics(group: TrajectoryGroup, g: int, k: int) -> Metrics:
     return {**own, **group.group_rewards_G_K[g][k].metrics}
 
 
-def _reports(group: TrajectoryGroup) -> Iterable[Metrics]:
-    """Yield the metrics of each rollout that finished."""
-    for g, trajectories_K in enumerate(group.trajectories_G_K):
-        for k, trajectory in enumerate(trajectories_K):
-            if isinstance(trajectory, Trajectory):
-                yield rollout_metrics(group, g, k)
-
-
 def _mean_over_steps(trajectory: Trajectory) -> Metrics:
     if len(trajectory.transitions) == 1:
         return trajectory.transitions[0].metrics
@@ -263,13 +256,12 @@ def _by_metric(reports: Iterable[Metrics]) -> dict[str, list[float]]:
 
 def count_tokens(groups_P: Sequence[TrajectoryGroup]) -> int:
     """Count the tokens sampled in the rollouts that finished."""
-    return sum(t.num_tokens for t in _trajectories(groups_P) if isinstance(t, Trajectory))
+    return sum(t.num_tokens for group in groups_P for _, t in group.finished)
 
 
 def count_answers(groups_P: Sequence[TrajectoryGroup]) -> int:
     """Count the actions in the rollouts that finished."""
-    finished = (t for t in _trajectories(groups_P) if isinstance(t, Trajectory))
-    return sum(len(trajectory.transitions) for trajectory in finished)
+    return sum(len(t.transitions) for group in groups_P for _, t in group.finished)
 
 
 def answer_lengths(
@@ -288,8 +280,7 @@ def answer_lengths(
     steps = [
         (step, gold)
         for group, gold in zip(groups_P, golds_P, strict=True)
-        for trajectory in _trajectories([group])
-        if isinstance(trajectory, Trajectory)
+        for _, trajectory in group.finished
         for step in trajectory.transitions
         if step.action.tokens_T
     ]
@@ -337,13 +328,8 @@ def gold_of(problem: EnvGroupBuilder) -> str | None:
 
 def lost_rollouts(groups_P: Sequence[TrajectoryGroup]) -> list[LostRollout]:
     """Return the rollouts that were lost, problem by problem, genome by genome."""
-    return [t for t in _trajectories(groups_P) if isinstance(t, LostRollout)]
-
-
-def _trajectories(groups_P: Sequence[TrajectoryGroup]) -> Iterable[Trajectory | LostRollout]:
-    for group in groups_P:
-        for trajectories_K in group.trajectories_G_K:
-            yield from trajectories_K
+    attempts = (ks for group in groups_P for ks in group.trajectories_G_K)
+    return [t for ks in attempts for t in ks if isinstance(t, LostRollout)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -48,7 +48,6 @@ from es_cookbook.rl.types import (
     SamplingParams,
     StepResult,
     Tokenizer,
-    Trajectory,
     TrajectoryGroup,
 )
 
@@ -87,18 +86,11 @@ class Surrogate(AnswerSource):
         self, asked: EnvGroupBuilder, answered: TrajectoryGroup, tokenizer: Tokenizer
     ) -> "AnswersProblem":
         found: Counter[Example] = Counter()
-        ended = [
-            (trajectory, reward)
-            for trajectories_K, rewards_K in zip(
-                answered.trajectories_G_K, answered.rewards_G_K, strict=True
-            )
-            for trajectory, reward in zip(trajectories_K, rewards_K, strict=True)
-            if isinstance(trajectory, Trajectory)
-        ]
-        weights = self.weights([reward for _, reward in ended])
-        for (trajectory, _), weight in zip(ended, weights, strict=True):
+        finished, rewards_G_K = [*answered.finished], answered.rewards_G_K
+        weights = self.weights([rewards_G_K[g][k] for (g, k), _ in finished])
+        for (_, trajectory), weight in zip(finished, weights, strict=True):
             if weight:
-                share = weight / len(ended)
+                share = weight / len(finished)
                 found.update(
                     dataclasses.replace(each, sampled_T=())
                     for each in sequences_of(trajectory, share)

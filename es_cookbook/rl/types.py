@@ -14,7 +14,7 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, cast
 
 import chz
@@ -383,6 +383,14 @@ class TrajectoryGroup:
     trajectories_G_K: Sequence[Sequence[Trajectory | LostRollout]]
     group_rewards_G_K: Sequence[Sequence[GroupReward]] | None = None
     tags: tuple[str, ...] = ()
+
+    @property
+    def finished(self) -> Iterator[tuple[tuple[int, int], Trajectory]]:
+        """The rollouts that finished, each with its place (g, k)."""
+        for g, trajectories_K in enumerate(self.trajectories_G_K):
+            for k, trajectory in enumerate(trajectories_K):
+                if isinstance(trajectory, Trajectory):
+                    yield (g, k), trajectory
 
     @property
     def rewards_G_K(self) -> list[list[float]]:

@@ -51,7 +51,6 @@ from es_cookbook.rl.types import (
     Metrics,
     ProblemResult,
     RLDataset,
-    Trajectory,
     TrajectoryGroup,
 )
 from es_cookbook.runs.directory.directory import (
@@ -318,9 +317,7 @@ def _nats_per_token(groups_P: Sequence[TrajectoryGroup]) -> float:
     logprobs = [
         logprob
         for group in groups_P
-        for trajectories_K in group.trajectories_G_K
-        for trajectory in trajectories_K
-        if isinstance(trajectory, Trajectory)
+        for _, trajectory in group.finished
         for transition in trajectory.transitions
         for logprob in transition.action.logprobs_T or ()
     ]

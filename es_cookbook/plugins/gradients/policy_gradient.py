@@ -68,7 +68,6 @@ from es_cookbook.rl.types import (
     Metrics,
     RLDataset,
     Tokenizer,
-    Trajectory,
     TrajectoryGroup,
 )
 
@@ -318,22 +317,17 @@ def to_examples(
     found: Counter[Example] = Counter()
     num_rollouts = 0
     for p, group in enumerate(groups_P):
-        ended = [
-            (trajectory, reward, (g, k))
-            for g, rewards_K in enumerate(group.rewards_G_K)
-            for k, reward in enumerate(rewards_K)
-            if isinstance(trajectory := group.trajectories_G_K[g][k], Trajectory)
-        ]
-        num_rollouts += len(ended)
+        finished, rewards_G_K = [*group.finished], group.rewards_G_K
+        num_rollouts += len(finished)
         if at_k is None or solved_P_G_K is None:
-            metrics_K = [rollout_metrics(group, *place) for *_, place in ended]
+            metrics_K = [rollout_metrics(group, g, k) for (g, k), _ in finished]
             solved_K = [m.get(SOLVED, m.get("solved", math.nan)) for m in metrics_K]
-            weights_K = method.weights([reward for _, reward, _ in ended], solved_K)
+            weights_K = method.weights([rewards_G_K[g][k] for (g, k), _ in finished], solved_K)
         else:
             assert isinstance(method, Group), "Config refuses others"
-            right_K = [bool(solved_P_G_K[p][place]) for *_, place in ended]
+            right_K = [bool(solved_P_G_K[p][place]) for place, _ in finished]
             weights_K = pass_at_k_advantages(right_K, at_k.k, normalise=method.normalise)
-        for (trajectory, *_), weight in zip(ended, weights_K, strict=True):
+        for (_, trajectory), weight in zip(finished, weights_K, strict=True):
             found.update(sequences_of(trajectory, weight) if weight else ())
             # A text that is read counts towards the mean reward, but not towards pass@k.
             if at_k is None and (of_read := method.reading_weight(weight)):
