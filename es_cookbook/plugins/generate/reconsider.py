@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from es_cookbook import EnvGroupBuilder, Observation, ProblemEnv
 from es_cookbook.cli.evaluate import measuring, report
 from es_cookbook.cli.evaluate.evaluate import OnProblems, resolve
 from es_cookbook.cli.evaluate.measuring import Evaluation, Setting, Subject
@@ -48,16 +49,7 @@ from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.template import SENTINEL
 from es_cookbook.rl.messages.thoughts import opened_thought, whole_turn
 from es_cookbook.rl.objectives import REWARD
-from es_cookbook.rl.problem_env import ProblemEnv
-from es_cookbook.rl.types import (
-    EnvGroup,
-    EnvGroupBuilder,
-    LostRollout,
-    Observation,
-    Tokenizer,
-    TrajectoryGroup,
-    Transition,
-)
+from es_cookbook.rl.types import EnvGroup, LostRollout, Tokenizer, TrajectoryGroup, Transition
 from es_cookbook.runs.config import RunConfig
 from es_cookbook.runs.signals import result_until_signal
 from es_cookbook.runs.tracking.jsonl import finite

@@ -6,14 +6,12 @@ from typing import Literal
 import chz
 from typing_extensions import override
 
+from es_cookbook import FullRank, LowRank, RLDatasetBuilder, SamplingParams
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.schedules import Schedule, schedule_field
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.data.problem_dataset import DATASETS
-from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.config import RunConfig
 
 _AT_ONE = functools.partial(SamplingParams, temperature=1.0)

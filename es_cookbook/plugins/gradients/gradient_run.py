@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 from typing_extensions import override
 
+from es_cookbook import EnvGroupBuilder, PopulationSampler, RLDataset
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.checkpoints.models import load_causal_lm, no_progress_bar
 from es_cookbook.checkpoints.tensors import metadata
@@ -44,15 +45,8 @@ from es_cookbook.plugins.gradients.checkpoints import (
 )
 from es_cookbook.plugins.gradients.gradient_config import MAY_DIFFER, GradientConfig
 from es_cookbook.plugins.gradients.learner import learn_tokens_alone
-from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.rollouts import answer_lengths, env_metrics, mean_of, mean_rewards
-from es_cookbook.rl.types import (
-    EnvGroupBuilder,
-    Metrics,
-    ProblemResult,
-    RLDataset,
-    TrajectoryGroup,
-)
+from es_cookbook.rl.types import Metrics, ProblemResult, TrajectoryGroup
 from es_cookbook.runs.directory.directory import (
     CHECKPOINTS,
     CONFIG,

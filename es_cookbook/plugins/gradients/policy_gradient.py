@@ -51,6 +51,7 @@ import chz
 import numpy as np
 from typing_extensions import override
 
+from es_cookbook import EnvGroupBuilder, RLDataset
 from es_cookbook.common.checks import check_range, in_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names
@@ -63,13 +64,7 @@ from es_cookbook.rl.messages.message_env import told_gold
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES, SOLVED, Mean, PassAtK, outcomes, pass_at_k
 from es_cookbook.rl.rollouts import Example, readings_of, rollout_metrics, sequences_of
 from es_cookbook.rl.surrogate import group_weights
-from es_cookbook.rl.types import (
-    EnvGroupBuilder,
-    Metrics,
-    RLDataset,
-    Tokenizer,
-    TrajectoryGroup,
-)
+from es_cookbook.rl.types import Metrics, Tokenizer, TrajectoryGroup
 
 if TYPE_CHECKING:
     import torch

@@ -15,26 +15,18 @@ from collections.abc import Callable, Sequence
 import chz
 from typing_extensions import override
 
+from es_cookbook import Observation, ProblemEnv, StepResult, Task
 from es_cookbook.common.errors import DataError
 from es_cookbook.common.names import Names
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.plugins.judges.judges import JUDGE_NAMES, PairJudge
 from es_cookbook.plugins.judges.tournament import Tournament
 from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.data.task import REWARDS, Task, TaskEnv
+from es_cookbook.rl.data.task import REWARDS, TaskEnv
 from es_cookbook.rl.messages.thoughts import whole_turn
-from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rewards.base import Fields, Reward, RewardFunction
-from es_cookbook.rl.types import (
-    Action,
-    GroupReward,
-    LostRollout,
-    Observation,
-    Policy,
-    StepResult,
-    Tokenizer,
-    Trajectory,
-)
+from es_cookbook.rl.types import Action, GroupReward, LostRollout, Policy, Tokenizer, Trajectory
 
 
 def unscored(text: str, row: Fields) -> float:

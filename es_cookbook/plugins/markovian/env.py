@@ -34,23 +34,15 @@ from typing import Literal, TypeAlias
 import chz
 from typing_extensions import override
 
+from es_cookbook import Grade, Observation, ProblemEnv, SamplingParams
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.messages.encoder import as_text
-from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, check_prompt
+from es_cookbook.rl.problem_env import ProblemGroupBuilder, check_prompt
 from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.rewards.format import extract_answer
 from es_cookbook.rl.rewards.values import composed
-from es_cookbook.rl.types import (
-    GroupReward,
-    LostRollout,
-    Observation,
-    Policy,
-    Reading,
-    SamplingParams,
-    Tokenizer,
-    Trajectory,
-)
+from es_cookbook.rl.types import GroupReward, LostRollout, Policy, Reading, Tokenizer, Trajectory
 
 Extraction: TypeAlias = Literal["auto", "tag", "anchor", "integer"]
 

@@ -33,6 +33,7 @@ from typing import Literal, TypeAlias
 import chz
 from typing_extensions import override
 
+from es_cookbook import Env, EnvGroupBuilder, Observation, RLDataset, RLDatasetBuilder, StepResult
 from es_cookbook.common.checks import MOST, check_range
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.seeds import derive_seed
@@ -52,15 +53,9 @@ from es_cookbook.rl.rollouts import mean_of, reward_and_solved
 from es_cookbook.rl.types import (
     Action,
     Datasets,
-    Env,
     EnvGroup,
-    EnvGroupBuilder,
     Metrics,
-    Observation,
     ProblemResult,
-    RLDataset,
-    RLDatasetBuilder,
-    StepResult,
     Tokenizer,
     TrajectoryGroup,
 )

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import chz
 
+from es_cookbook import ES, TorchEngineBuilder, VLLMEngineBuilder
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, ModelError
@@ -30,9 +31,6 @@ from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.names import Names
 from es_cookbook.common.terminal import GIB, plural, say, show_bytes
 from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder, Requests
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
-from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
 from es_cookbook.runs.tracking.jsonl import duration_in_words

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import chz
 from typing_extensions import override
 
+from es_cookbook import Env, EnvGroupBuilder, Observation, SamplingParams, StepResult
 from es_cookbook.common.checks import in_range
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.plugins.regularisers.rows import check_texts, dealt
@@ -14,17 +15,7 @@ from es_cookbook.rl.data.sources import load_rows
 from es_cookbook.rl.problem_env import check_prompt
 from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.regularisers import AddedProblems, Regulariser
-from es_cookbook.rl.types import (
-    SOURCE_DOC,
-    Action,
-    Env,
-    EnvGroup,
-    EnvGroupBuilder,
-    Observation,
-    SamplingParams,
-    StepResult,
-    Tokenizer,
-)
+from es_cookbook.rl.types import SOURCE_DOC, Action, EnvGroup, Tokenizer
 
 
 def kl_per_token(genome_T: Sequence[float], base_T: Sequence[float]) -> float:

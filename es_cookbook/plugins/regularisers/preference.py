@@ -9,6 +9,7 @@ import chz
 import numpy as np
 from typing_extensions import override
 
+from es_cookbook import Env, EnvGroupBuilder, Observation, StepResult
 from es_cookbook.common.checks import in_range
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.plugins.regularisers.rows import check_texts, dealt
@@ -23,14 +24,10 @@ from es_cookbook.rl.regularisers import AddedProblems, Regulariser
 from es_cookbook.rl.types import (
     SOURCE_DOC,
     Action,
-    Env,
     EnvGroup,
-    EnvGroupBuilder,
     GroupReward,
     LostRollout,
-    Observation,
     Policy,
-    StepResult,
     Tokenizer,
     Trajectory,
 )

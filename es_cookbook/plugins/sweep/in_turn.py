@@ -15,13 +15,12 @@ from typing import cast
 
 import chz
 
+from es_cookbook import Config, RLDatasetBuilder, run
 from es_cookbook.common.configs import config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
-from es_cookbook.rl.types import RLDatasetBuilder
-from es_cookbook.runs.config import MAY_DIFFER, Config, recorded_config
+from es_cookbook.runs.config import MAY_DIFFER, recorded_config
 from es_cookbook.runs.directory.directory import HISTORY, METRICS
 from es_cookbook.runs.history.store import read_history
-from es_cookbook.runs.program import run
 from es_cookbook.runs.tracking.base import GENERATION
 from es_cookbook.runs.tracking.jsonl import read_metrics
 

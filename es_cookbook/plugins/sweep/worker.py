@@ -22,6 +22,7 @@ from typing import TypeAlias
 import anyio
 import chz
 
+from es_cookbook import Config, run
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError
@@ -29,8 +30,6 @@ from es_cookbook.common.machine.cores import allowed_cpus, core_groups, threads_
 from es_cookbook.common.machine.processes import Process
 from es_cookbook.common.terminal import one_line
 from es_cookbook.common.trust import script_of
-from es_cookbook.runs.config import Config
-from es_cookbook.runs.program import run
 
 Share: TypeAlias = tuple[tuple[int, ...], str | None]
 """A process's cores, and its GPU, or None if it sees all of them."""

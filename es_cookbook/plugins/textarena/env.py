@@ -34,6 +34,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 import chz
 from typing_extensions import override
 
+from es_cookbook import Env, Observation, RLDatasetBuilder, StepResult
 from es_cookbook.common.checks import in_range
 from es_cookbook.common.errors import ConfigError, EnvError, did_you_mean, not_installed
 from es_cookbook.common.seeds import derive_seed
@@ -42,15 +43,7 @@ from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.messages.thoughts import spoken, whole_turn
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, check_prompt
 from es_cookbook.rl.prompts import render_observation
-from es_cookbook.rl.types import (
-    Action,
-    Datasets,
-    Env,
-    Observation,
-    RLDatasetBuilder,
-    StepResult,
-    Tokenizer,
-)
+from es_cookbook.rl.types import Action, Datasets, Tokenizer
 
 Opponent: TypeAlias = Literal["random", "base"]
 _T = TypeVar("_T")

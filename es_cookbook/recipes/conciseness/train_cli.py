@@ -17,13 +17,12 @@ from typing import ClassVar
 
 import chz
 
+from es_cookbook import RLDatasetBuilder, SamplingParams, Task
 from es_cookbook.common.names import built_field
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.recipes.conciseness.reward import Conciseness
 from es_cookbook.recipes.countdown.train_cli import RECOMMENDED
-from es_cookbook.rl.data.task import Task
-from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.program import RecipeConfig, program
 
 QUESTIONS = Path(__file__).parent / "questions.jsonl"

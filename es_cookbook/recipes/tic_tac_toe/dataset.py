@@ -19,6 +19,15 @@ from typing import Literal, TypeAlias
 import chz
 from typing_extensions import override
 
+from es_cookbook import (
+    Env,
+    EnvGroupBuilder,
+    Grade,
+    Observation,
+    ProblemEnv,
+    RLDatasetBuilder,
+    StepResult,
+)
 from es_cookbook.common.checks import in_range
 from es_cookbook.common.errors import DataError
 from es_cookbook.common.seeds import derive_seed
@@ -36,26 +45,15 @@ from es_cookbook.recipes.tic_tac_toe.game import (
     winner,
 )
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.problem_env import (
-    Grade,
-    ProblemEnv,
-    ProblemGroupBuilder,
-    check_prompt,
-    digest_of,
-)
+from es_cookbook.rl.problem_env import ProblemGroupBuilder, check_prompt, digest_of
 from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.types import (
     Action,
     Datasets,
-    Env,
     EnvGroup,
-    EnvGroupBuilder,
     GroupReward,
     LostRollout,
-    Observation,
     Policy,
-    RLDatasetBuilder,
-    StepResult,
     Tokenizer,
     Trajectory,
 )

@@ -47,6 +47,7 @@ from typing import Literal, TypeAlias, cast
 import anyio
 import chz
 
+from es_cookbook import Config, evaluate, open_run
 from es_cookbook.cli.evaluate.measuring import Subject, opened
 from es_cookbook.cli.options import recipe_defaults
 from es_cookbook.common.checks import check_range
@@ -68,17 +69,14 @@ from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.plugins.report.plots import draw_runs, require_matplotlib
 from es_cookbook.plugins.sweep.in_turn import batch_of, rollouts_of
 from es_cookbook.plugins.sweep.many_runs import by_label, check_comparison
-from es_cookbook.population.evaluate import evaluate
 from es_cookbook.rl.data.problem_dataset import check_attempted
 from es_cookbook.rl.objectives import Mean
 from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.rl.types import Metrics
-from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.directory import METRICS
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.presets import PRESETS
 from es_cookbook.runs.program import run as run_evolution
-from es_cookbook.runs.recorded import open_run
 from es_cookbook.runs.tracking.curves import Spent, mean_and_range, points
 from es_cookbook.runs.tracking.jsonl import CORRECT, read_metrics
 from es_cookbook.runs.tracking.reading import RunFiles, read_run
