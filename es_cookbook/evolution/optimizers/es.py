@@ -145,13 +145,9 @@ class ES(OptimizerBuilder):
                 "population_size must be even with antithetic=True, because genomes come in "
                 f"mirrored pairs; found {self.population_size}"
             )
-        if self.sigma != AUTO:
-            check_range(self, "sigma", above=0)
-        if self.learning_rate != AUTO:
-            check_range(self, "learning_rate", at_least=0)
-        check_range(self, "warmup_generations", at_least=0)
+        check_range(self, "sigma", above=0)
+        check_range(self, "learning_rate", "warmup_generations", "sharpness", at_least=0)
         check_range(self, "weight_decay", at_least=0, below=1)
-        check_range(self, "sharpness", at_least=0)
         if self.sharpness and not self.adds_terms:
             raise ConfigError(
                 "sharpness is for optimizers whose steps are sums of noise (es, momentum, "

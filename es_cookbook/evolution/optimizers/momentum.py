@@ -19,9 +19,9 @@ from typing import ClassVar
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range, in_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.evolution.genome import MuonRule, Step
-from es_cookbook.evolution.optimizers.base import AUTO, Auto, number
+from es_cookbook.evolution.optimizers.base import Auto, number
 from es_cookbook.evolution.optimizers.es import step_length
 from es_cookbook.evolution.optimizers.window import (
     Gradient,
@@ -123,11 +123,8 @@ class ClipUp(WindowedES):
         push, speed = step_length(es, 1 / _PUSHES), step_length(es, 2 / _PUSHES)
         return {**super().carried(es), "learning_rate": push, "max_speed": speed}
 
-    @chz.validate
-    def _speed(self) -> None:
-        check_range(self, "momentum", at_least=0, below=1)
-        if self.max_speed != AUTO:
-            check_range(self, "max_speed", above=0)
+    _momentum = in_range("momentum", at_least=0, below=1)
+    _max_speed = in_range("max_speed", above=0)
 
     @override
     def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:

@@ -333,8 +333,7 @@ class Genetic(OptimizerBuilder):
         check_range(self, *counts, at_least=1)
         not_negative = ("merge_every", "num_elites", "species_distance", "es_weight")
         check_range(self, *not_negative, at_least=0)
-        if self.sigma != AUTO:
-            check_range(self, "sigma", above=0)
+        check_range(self, "sigma", above=0)
         check_range(self, "truncation", above=0, at_most=1)
         check_range(self, "crossover_rate", at_least=0, at_most=1)
         if not self.es_weight and self.es_weight_schedule != Constant():

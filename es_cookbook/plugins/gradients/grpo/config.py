@@ -39,8 +39,7 @@ class Config(GradientConfig):
     def _grpo_ranges(self) -> None:
         check_range(self, "attempts", at_least=2)
         check_range(self, "num_iterations", "steps", at_least=1)
-        check_range(self, "epsilon", "beta", at_least=0)
-        check_range(self, "epsilon_high", at_least=0)
+        check_range(self, "epsilon", "beta", "epsilon_high", at_least=0)
         if not self.sampling.temperature:
             raise ConfigError(
                 "sampling.temperature must be above 0, found 0: greedy answers to a problem are "
