@@ -111,10 +111,8 @@ class _Encoder:
         for turn in turns:
             if not messages[turn].content.strip() and not messages[turn].tool_calls:
                 raise row.error(f"messages[{turn}] of the assistant says nothing")
-        try:
+        with row.named_in(ModelError):
             return self._in_turns(renderer, messages, turns, row)
-        except ModelError as error:
-            raise row.error(str(error)) from error
 
     def _in_turns(
         self, renderer: Renderer, messages: Sequence[Message], turns: Sequence[int], row: Row

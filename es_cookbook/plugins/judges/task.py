@@ -62,10 +62,8 @@ class JudgedTask(Task):
 
     @override
     def check_fields(self, row: Row) -> None:
-        try:
+        with row.named_in(DataError):
             self.judge.message(row.fields, "", "")
-        except DataError as error:
-            raise row.error(str(error)) from error
         super().check_fields(row)
 
     @override

@@ -108,10 +108,8 @@ def read_problem(row: Row, max_cases: int) -> Problem:
         setup="\n".join([*cast(list[str], imports), row.optional_text("test_setup_code") or ""]),
         solution=row.optional_text("code"),
     )
-    try:
+    with row.named_in(DataError):
         asked_names(problem.asserts, problem.setup, problem.reference)
-    except DataError as error:
-        raise row.error(str(error)) from None
     return problem
 
 

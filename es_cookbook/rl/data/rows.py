@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from string import Formatter
 from typing import TypeAlias, TypeVar, cast
 
-from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.errors import ConfigError, DataError, ESCookbookError
 from es_cookbook.common.files import strict_json
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.rl.messages.message import Message
@@ -70,14 +70,20 @@ class Row:
 
     def printed(self, name: str) -> str:
         """Return the text of a row's field `name`, which must exist."""
-        try:
+        with self.named_in(DataError):
             return text_of(self.fields, name)
-        except DataError as error:
-            raise self.error(str(error)) from None
 
     def error(self, what: str) -> DataError:
         """Make an error about this row, to raise."""
         return DataError(f"{self.where}: {what}")
+
+    @contextlib.contextmanager
+    def named_in(self, kind: type[ESCookbookError]) -> Generator[None]:
+        """Add the row to errors of a kind in the block."""
+        try:
+            yield
+        except kind as error:
+            raise self.error(str(error)) from error
 
     def _fitting(self, names: tuple[str, ...], fits: Callable[[object], bool], what: str) -> object:
         name, value = self._first(names)
@@ -86,10 +92,8 @@ class Row:
         return value
 
     def _first(self, names: tuple[str, ...]) -> tuple[str, object]:
-        try:
+        with self.named_in(DataError):
             return first_field(self.fields, *names)
-        except DataError as error:
-            raise self.error(str(error)) from None
 
 
 class SkippedRows:

@@ -188,7 +188,7 @@ class Task(ScoredRows):
         elif others:
             question = "".join([*map(self._example, others), question or ""])
         row = self._answered(row, chat)
-        try:
+        with row.named_in(ModelError):
             tokens_T = render_prompt(
                 tokenizer,
                 question,
@@ -198,8 +198,6 @@ class Task(ScoredRows):
                 before=before,
                 tools=tools,
             )
-        except ModelError as error:
-            raise row.error(str(error)) from error
         check_row(self.reward, row)
         opened = opened_thought(tokenizer, tokens_T, self.prefill)
         reward = self.reward
@@ -262,10 +260,8 @@ def check_row(reward: object, row: Row) -> None:
         DataError: Names the row, and what is missing or wrong.
     """
     if isinstance(reward, Reward):
-        try:
+        with row.named_in(DataError):
             reward.check_row(row.fields)
-        except DataError as error:
-            raise row.error(str(error)) from error
 
 
 class TaskEnv(ProblemEnv):
