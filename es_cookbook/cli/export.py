@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import chz
 
 from es_cookbook.cli.options import RecordedAt, new_output
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.cli import run_cli, sigterm_interrupts
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names
@@ -45,10 +45,7 @@ class ExportConfig(RecordedAt):
         "files that are written: a directory for transformers, PEFT and vLLM, or another form"
     )
 
-    @chz.validate
-    def _ranges(self) -> None:
-        if self.rank != "exact":
-            check_range(self, "rank", at_least=1, at_most=2**16)
+    _rank = in_range("rank", at_least=1, at_most=2**16)
 
 
 def export(config: ExportConfig) -> str:

@@ -22,8 +22,9 @@ def check_range(
 ) -> None:
     """Check that fields of a config are in a range; `prefix` is put before their names.
 
-    None and "auto", a number that a run finds, are accepted; NaN, infinity and magnitudes outside
-    `LEAST` to `MOST` are not. `above` and `below` are exclusive; an upper limit needs a lower one.
+    None, "auto" and "exact", numbers that a run finds, are accepted; NaN, infinity and magnitudes
+    outside `LEAST` to `MOST` are not. `above` and `below` are exclusive; an upper limit needs a
+    lower one.
 
     Raises:
         ConfigError: Names the field, the range and the value.
@@ -41,7 +42,7 @@ def check_range(
         accepted = "finite"
     for name in names:
         value = getattr(config, name)
-        if value in (None, "auto"):
+        if value in (None, "auto", "exact"):
             continue
         is_inside = (
             (lower is None or value > lower or value == at_least)

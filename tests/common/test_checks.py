@@ -29,7 +29,7 @@ class Settings:
 def test_range_is_checked_and_named(
     limits: dict[str, float], inside: list[float], outside: list[float], accepted: str
 ) -> None:
-    for value in [None, "auto", *inside]:
+    for value in [None, "auto", "exact", *inside]:
         check_range(Settings(rate=value), "rate", **limits)
     for value in [*outside, math.nan, math.inf, -math.inf]:
         with pytest.raises(ConfigError) as raised:

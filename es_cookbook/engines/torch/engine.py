@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.engines.base import ModelEngineBuilder
@@ -73,11 +73,9 @@ class TorchEngineBuilder(ModelEngineBuilder):
         doc="threads that run batches; if unset one per core on the CPU, at most OMP_NUM_THREADS",
     )
 
-    @chz.validate
-    def _ranges(self) -> None:
-        counts = ("max_batch_size", "prefill_tokens", "max_model_len", "num_lanes")
-        check_range(self, *counts, "kv_cache_gib", "memory_gib", above=0, prefix="engine.")
-        check_range(self, "prefix_cache_gib", at_least=0, prefix="engine.")
+    _counts = in_range("max_batch_size", "prefill_tokens", "num_lanes", above=0, prefix="engine.")
+    _sizes = in_range("max_model_len", "kv_cache_gib", "memory_gib", above=0, prefix="engine.")
+    _prefix_cache = in_range("prefix_cache_gib", at_least=0, prefix="engine.")
 
     @override
     async def __call__(

@@ -16,7 +16,7 @@ import chz
 import psutil
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import in_range
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.terminal import GIB, say
@@ -94,11 +94,10 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         ),
     )
 
-    @chz.validate
-    def _ranges(self) -> None:
-        counts = ("max_model_len", "max_genomes", "terms_per_genome", "tensor_parallel_size")
-        check_range(self, *counts, "kv_cache_gib", above=0, prefix="engine.")
-        check_range(self, "gpu_memory_utilization", above=0, at_most=1, prefix="engine.")
+    _genomes = in_range("max_genomes", "terms_per_genome", above=0, prefix="engine.")
+    _sizes = in_range("max_model_len", "kv_cache_gib", above=0, prefix="engine.")
+    _devices = in_range("tensor_parallel_size", above=0, prefix="engine.")
+    _share = in_range("gpu_memory_utilization", above=0, at_most=1, prefix="engine.")
 
     @property
     @override
