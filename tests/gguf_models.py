@@ -4,22 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from es_cookbook.plugins.gguf.conversion import WHOLE_WORDS
-from tests.tiny_models import GROUPED, save_with_tokenizer
+from tests.tiny_models import GROUPED, new_model, save_with_tokenizer
 
 TEXT = "hello world 12345 and it's 17 + 25 = 42, again and again"
 MODELS = {
@@ -61,23 +50,22 @@ def _build(name: str, vocab_size: int) -> PreTrainedModel:
     }
     match name:
         case "llama":
-            config = LlamaConfig(**sizes, rope_parameters=_ROPE, tie_word_embeddings=True)
+            return new_model("llama", **sizes, rope_parameters=_ROPE, tie_word_embeddings=True)
         case "llama 3":
-            config = LlamaConfig(**sizes, rope_parameters=_LLAMA_3, head_dim=16)
+            return new_model("llama", **sizes, rope_parameters=_LLAMA_3, head_dim=16)
         case "llama with biases":
-            config = LlamaConfig(**sizes, attention_bias=True)
+            return new_model("llama", **sizes, attention_bias=True)
         case "linear":
             scaled = _ROPE | {"rope_type": "linear", "factor": 4.0}
-            config = LlamaConfig(**sizes, rope_parameters=scaled)
+            return new_model("llama", **sizes, rope_parameters=scaled)
         case "qwen2":
-            return Qwen2ForCausalLM(Qwen2Config(**sizes, tie_word_embeddings=True))
+            return new_model("qwen2", **sizes, tie_word_embeddings=True)
         case "qwen3":
-            return Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=16))
+            return new_model("qwen3", **sizes, head_dim=16)
         case _:
             layers = sizes | {"num_hidden_layers": 6}
             scale = {"head_dim": 16, "query_pre_attn_scalar": 16}
-            return Gemma3ForCausalLM(Gemma3TextConfig(**layers, **scale, sliding_window=8))
-    return LlamaForCausalLM(config)
+            return new_model("gemma3_text", **layers, **scale, sliding_window=8)
 
 
 def _byte_level(split: str) -> PreTrainedTokenizerFast:

@@ -7,19 +7,9 @@ stored as they are.
 
 from pathlib import Path
 
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    GptOssConfig,
-    GptOssForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    PreTrainedModel,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import PreTrainedModel
 
-from tests.tiny_models import BOS, EOS, PAD, VOCABULARY, save_with_tokenizer
+from tests.tiny_models import BOS, EOS, PAD, VOCABULARY, new_model, save_with_tokenizer
 
 LINEAR_FAMILIES = ("gpt2", "gpt2, untied", "qwen3_moe", "mixtral", "gpt_oss")
 NUM_EXPERTS = 4
@@ -48,15 +38,15 @@ def _build(family: str) -> PreTrainedModel:
         case "gpt2" | "gpt2, untied":
             sizes = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": CONTEXT}
             tied = family == "gpt2"
-            return GPT2LMHeadModel(GPT2Config(**_TOKENS, **sizes, tie_word_embeddings=tied))
+            return new_model("gpt2", **_TOKENS, **sizes, tie_word_embeddings=tied)
         case "qwen3_moe":
             experts = {"num_experts": NUM_EXPERTS, "moe_intermediate_size": 96}
-            return Qwen3MoeForCausalLM(Qwen3MoeConfig(**_SIZES, **experts))
+            return new_model("qwen3_moe", **_SIZES, **experts)
         case "mixtral":
             experts = {"num_local_experts": NUM_EXPERTS, "intermediate_size": 96}
-            return MixtralForCausalLM(MixtralConfig(**_SIZES, **experts))
+            return new_model("mixtral", **_SIZES, **experts)
         case "gpt_oss":
             experts = {"num_local_experts": NUM_EXPERTS, "intermediate_size": 96}
-            return GptOssForCausalLM(GptOssConfig(**_SIZES, **experts, sliding_window=8))
+            return new_model("gpt_oss", **_SIZES, **experts, sliding_window=8)
         case _:
             raise ValueError(f"no model of family {family!r}, only of {LINEAR_FAMILIES}")

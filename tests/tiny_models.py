@@ -7,28 +7,11 @@ greedy sequence all but never ends by itself, and a hot one does after some tens
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 FAMILIES = ("qwen2", "qwen3", "llama", "gemma2", "gemma3", "gpt_neox")
 """Besides, there are "experts", of which a token takes two, and "all experts", which each takes."""
@@ -59,6 +42,11 @@ def make_tiny_model(family: str, path: Path) -> Path:
     """Write a model of one of `FAMILIES` and its tokenizer, and return the path."""
     save_with_tokenizer(_build(family), path)
     return path
+
+
+def new_model(architecture: str, **config: Any) -> PreTrainedModel:
+    """Build a causal LM of transformers, which calls its architecture so in config.json."""
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **config))
 
 
 def save_with_tokenizer(
@@ -97,18 +85,18 @@ def character_tokenizer(size: int = VOCABULARY) -> PreTrainedTokenizerFast:
 def _build(family: str) -> PreTrainedModel:
     match family:
         case "qwen2":
-            return Qwen2ForCausalLM(Qwen2Config(**GROUPED, tie_word_embeddings=True))
+            return new_model("qwen2", **GROUPED, tie_word_embeddings=True)
         case "qwen3":
-            return Qwen3ForCausalLM(Qwen3Config(**GROUPED, head_dim=16))
+            return new_model("qwen3", **GROUPED, head_dim=16)
         case "experts" | "all experts":
             of_experts = {"num_experts": 4, "moe_intermediate_size": 48, "head_dim": 32}
             chosen = 2 if family == "experts" else 4
-            config = Qwen3MoeConfig(**GROUPED, **of_experts, num_experts_per_tok=chosen)
-            return Qwen3MoeForCausalLM(config)
+            return new_model("qwen3_moe", **GROUPED, **of_experts, num_experts_per_tok=chosen)
         case "llama":
-            return LlamaForCausalLM(LlamaConfig(**GROUPED))
+            return new_model("llama", **GROUPED)
         case "gemma2":
-            config = Gemma2Config(
+            return new_model(
+                "gemma2",
                 **GROUPED,
                 head_dim=8,
                 sliding_window=WINDOW,
@@ -116,17 +104,16 @@ def _build(family: str) -> PreTrainedModel:
                 attn_logit_softcapping=2.0,
                 final_logit_softcapping=5.0,
             )
-            return Gemma2ForCausalLM(config)
         case "gemma3":
-            config = Gemma3TextConfig(
+            return new_model(
+                "gemma3_text",
                 **GROUPED,
                 head_dim=8,
                 sliding_window=WINDOW,
                 layer_types=["sliding_attention", "full_attention"],
                 query_pre_attn_scalar=8,
             )
-            return Gemma3ForCausalLM(config)
         case "gpt_neox":
-            return GPTNeoXForCausalLM(GPTNeoXConfig(**_SIZES))
+            return new_model("gpt_neox", **_SIZES)
         case _:
             raise ValueError(f"no tiny model of family {family!r}, only of {FAMILIES}")

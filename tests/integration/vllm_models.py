@@ -2,17 +2,9 @@
 
 from pathlib import Path
 
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedModel
 
-from tests.tiny_models import GROUPED, save_with_tokenizer
+from tests.tiny_models import GROUPED, new_model, save_with_tokenizer
 
 CONTEXT = 96
 
@@ -33,11 +25,10 @@ def make_vllm_model(family: str, path: Path) -> Path:
 def _build(family: str) -> PreTrainedModel:
     match family:
         case "qwen2":
-            sizes = {**_SIZES, "hidden_size": 128}
-            return Qwen2ForCausalLM(Qwen2Config(**sizes, tie_word_embeddings=True))
+            return new_model("qwen2", **_SIZES | {"hidden_size": 128}, tie_word_embeddings=True)
         case "qwen3":
-            return Qwen3ForCausalLM(Qwen3Config(**_SIZES, tie_word_embeddings=True))
+            return new_model("qwen3", **_SIZES, tie_word_embeddings=True)
         case "llama":
-            return LlamaForCausalLM(LlamaConfig(**_SIZES))
+            return new_model("llama", **_SIZES)
         case _:
             raise ValueError(f"no model of family {family!r}")

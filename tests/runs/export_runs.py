@@ -6,15 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
 
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.host import TorchEngine
@@ -23,7 +14,7 @@ from es_cookbook.rl.types import Action
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
 from tests.engines.torch.reference import request, running_engine, sample_all
-from tests.tiny_models import GROUPED, save_with_tokenizer
+from tests.tiny_models import GROUPED, new_model, save_with_tokenizer
 from tests.tiny_run import TinyConfig, tiny
 
 _SHAPE = GROUPED | {"vocab_size": 95, "max_position_embeddings": 64}
@@ -32,15 +23,14 @@ PROMPTS = tuple((3 + i % 90, 3 + 7 * i % 89, 3 + i * i % 83) for i in range(100)
 
 def make_base(path: Path, family: str = "llama", dtype: str = "float32", shards: int = 1) -> Path:
     """An untied Llama, a tied Qwen2 with biases (or heads for vLLM), or a Mixtral; its path."""
-    model: PreTrainedModel
     if family == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**_SHAPE))
+        model = new_model("llama", **_SHAPE)
     elif family == "mixtral":
-        model = MixtralForCausalLM(MixtralConfig(**_SHAPE, num_local_experts=3))
+        model = new_model("mixtral", **_SHAPE, num_local_experts=3)
     elif family == "vllm":  # its CPU attention takes heads of 32 dimensions
-        model = Qwen2ForCausalLM(Qwen2Config(**_SHAPE | {"hidden_size": 128}))
+        model = new_model("qwen2", **_SHAPE | {"hidden_size": 128})
     else:
-        model = Qwen2ForCausalLM(Qwen2Config(**_SHAPE, tie_word_embeddings=True))
+        model = new_model("qwen2", **_SHAPE, tie_word_embeddings=True)
     save_with_tokenizer(model, path)
     if dtype != "float32" or shards > 1:
         (path / "model.safetensors").unlink()

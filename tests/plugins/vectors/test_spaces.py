@@ -9,21 +9,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BloomConfig,
-    BloomForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    MambaConfig,
-    MambaForCausalLM,
-    PhiConfig,
-    PhiForCausalLM,
-    PreTrainedModel,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from es_cookbook import LowRank, RayPoolBuilder, TorchEngineBuilder, VLLMEngineBuilder
 from es_cookbook.checkpoints.model_files import model_directory
@@ -38,7 +24,7 @@ from es_cookbook.runs.centre.replay import open_replay
 from es_cookbook.runs.export.export import write_export
 from tests.engines.torch.reference import request, running_engine, sample_all, score_all
 from tests.runs.recorded_run import record_run
-from tests.tiny_models import VOCABULARY, save_with_tokenizer
+from tests.tiny_models import VOCABULARY, new_model, save_with_tokenizer
 from tests.tiny_run import TinyConfig
 
 SPACES: dict[str, SearchSpaceBuilder] = {
@@ -113,22 +99,19 @@ def any_model(family: str, tiny_model: Callable[[str], Path], path: Path) -> Pat
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
     match family:
         case "bloom":
-            save_with_tokenizer(BloomForCausalLM(BloomConfig(**sizes, n_head=4)), path)
+            model = new_model("bloom", **sizes, n_head=4)
         case "mamba":
-            save_with_tokenizer(MambaForCausalLM(MambaConfig(**sizes, state_size=4)), path)
+            model = new_model("mamba", **sizes, state_size=4)
         case "smollm3":
-            more = {"no_rope_layers": [1, 0], "pad_token_id": 0, "num_attention_heads": 4}
-            config = SmolLM3Config(**sizes, **more, num_key_value_heads=2, intermediate_size=48)
-            save_with_tokenizer(SmolLM3ForCausalLM(config), path)
+            sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
+            model = new_model("smollm3", **sizes, no_rope_layers=[1, 0], pad_token_id=0)
         case "gpt2":
-            save_with_tokenizer(GPT2LMHeadModel(GPT2Config(**sizes, num_attention_heads=4)), path)
+            model = new_model("gpt2", **sizes, num_attention_heads=4)
         case "phi":
-            save_with_tokenizer(
-                PhiForCausalLM(PhiConfig(**sizes, num_attention_heads=4, intermediate_size=48)),
-                path,
-            )
+            model = new_model("phi", **sizes, num_attention_heads=4, intermediate_size=48)
         case _:
             return tiny_model(family)
+    save_with_tokenizer(model, path)
     return path
 
 
