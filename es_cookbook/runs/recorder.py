@@ -51,8 +51,8 @@ class Progress:
         if any(math.isnan(count) for count in counts):
             raise HistoryError("metrics.jsonl is damaged: its last line does not count rollouts")
         self._rollouts, self._tokens = map(int, counts)
-        self._latest: dict[int, float] = {}
-        """Seed of the last step -> its coefficient in the centre."""
+        self._recent: tuple[dict[int, float], dict[int, float]] = {}, {}
+        """Seed of the last step but one, and of the last -> its coefficient in the centre."""
         self._earlier_squared = 0.0
         """Mean square of the part of the centre that comes from other seeds."""
         self._has_moved = False
@@ -62,21 +62,22 @@ class Progress:
         self._has_moved = True
         if isinstance(step.rule, OffsetsRule):  # The centre is there, wherever it was.
             squares = np.square(step.rule.offsets.array, dtype=np.float64)
-            self._latest, self._earlier_squared = {}, float(squares.mean())
+            self._recent, self._earlier_squared = ({}, {}), float(squares.mean())
             return
         kept = 1 - step.decay
-        earlier = {seed: kept * coefficient for seed, coefficient in self._latest.items()}
+        before, last = ({seed: kept * c for seed, c in each.items()} for each in self._recent)
+        latest: dict[int, float] = {}
         self._earlier_squared *= kept * kept
-        self._latest = {}
         if step.rule is None:
-            # A seed of the previous step (of momentum's window) continues in its direction.
+            # A seed of a previous step continues in its direction: of the last one in momentum's
+            # window, of the last but one with sharpness in between.
             for term in step.terms:
-                so_far = self._latest.get(term.seed) or earlier.pop(term.seed, 0.0)
-                self._latest[term.seed] = so_far + term.coefficient
+                known = next((each for each in (latest, last, before) if term.seed in each), {})
+                latest[term.seed] = known.pop(term.seed, 0.0) + term.coefficient
         else:
             self._earlier_squared += step.rms**2
-        # Different seeds are independent, so their squares add up.
-        self._earlier_squared += math.fsum(value * value for value in earlier.values())
+        self._earlier_squared += _squared(before)
+        self._recent = last, latest
 
     def rolled_out(self, groups_P: Sequence[TrajectoryGroup]) -> None:
         """Count rollouts and their tokens."""
@@ -97,8 +98,13 @@ class Progress:
         counted = {"progress/rollouts": self._rollouts, "progress/tokens": self._tokens}
         if not self._has_moved:
             return counted
-        latest_squared = math.fsum(value * value for value in self._latest.values())
-        return {**counted, "centre/drift_rms": math.sqrt(self._earlier_squared + latest_squared)}
+        squared = self._earlier_squared + sum(map(_squared, self._recent))
+        return {**counted, "centre/drift_rms": math.sqrt(squared)}
+
+
+def _squared(coefficients: Mapping[int, float]) -> float:
+    """Return the mean square of a sum of noise; different seeds are independent."""
+    return math.fsum(value * value for value in coefficients.values())
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)

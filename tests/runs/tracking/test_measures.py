@@ -39,8 +39,8 @@ def test_drift_in_the_direction_of_a_seed_that_comes_again_adds_up() -> None:
     progress.moved(Step((Term(1, 0.1), Term(2, 0.4))))
     progress.moved(Step((Term(1, 0.3), Term(3, 0.2), Term(3, 0.1))))
     assert progress.metrics()["centre/drift_rms"] == pytest.approx(math.hypot(0.4, 0.4, 0.3))
-    progress.moved(Step((Term(1, -0.1),), decay=0.5))
-    assert progress.metrics()["centre/drift_rms"] == pytest.approx(math.hypot(0.1, 0.2, 0.15))
+    progress.moved(Step((Term(1, -0.1), Term(2, 0.1)), decay=0.5))  # As with sharpness in between.
+    assert progress.metrics()["centre/drift_rms"] == pytest.approx(math.hypot(0.1, 0.3, 0.15))
     # A step of CMA-ES says where the centre is.
     progress.moved(Step(rule=OffsetsRule(Offsets.of(np.array([3.0, 4.0])), moved=7.0)))
     assert progress.metrics()["centre/drift_rms"] == pytest.approx(12.5**0.5)
