@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import chz
 
@@ -11,6 +11,7 @@ from es_cookbook import ES, Config, RLDatasetBuilder, SamplingParams, run
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.registry import Registered
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder
+from es_cookbook.runs.presets import Preset
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import FakeEngine, FakeEngineBuilder, SmallDatasetBuilder
 
@@ -24,6 +25,8 @@ BASE = Path(__file__).parent / "data/base"
 @chz.chz
 class TinyConfig(Config):
     """A tiny run."""
+
+    presets: ClassVar[Mapping[str, Preset]] = {"rank_2": Preset({"search_space.rank": "2"}, "")}
 
     dataset: RLDatasetBuilder = chz.field(default_factory=SmallDatasetBuilder, doc="problems")
     optimizer: OptimizerBuilder = chz.field(

@@ -38,15 +38,17 @@ class Fork(Recorded):
 
 def main(fork: Fork, fields: dict[str, str]) -> None:
     """Make the new run's directory with these fields changed, and print how to continue."""
-    for path in fields:
-        if path.partition(".")[0] in _REFUSED:
-            raise ConfigError(
-                f"{path} cannot change in a fork, since the recorded steps would mean something "
-                f"else; may change: {', '.join(_ALLOWED)}"
-            )
     source, output = Path(fork.log_path), Path(fork.output)
     recorded = recorded_config(source, fork.trust, fields)
     forked = chz.replace(built(recorded, fields), log_path=fork.output)
+    for name in _REFUSED:
+        if getattr(forked, name) != getattr(recorded, name):
+            raise ConfigError(
+                f"{name} cannot change in a fork, since the recorded steps would mean something "
+                f"else; may change: {', '.join(_ALLOWED)}"
+            )
+    if forked.size and fork.generation != 0:
+        raise ConfigError("size is chosen before the first generation, so it needs generation=0")
     header = read_header(source / HISTORY)
     is_alike = type(forked.optimizer) is type(recorded.optimizer)
     forked.optimizer.settled(header.found if header and is_alike else {})  # Or it cannot begin.

@@ -160,7 +160,7 @@ def begin_in(
     """
     if state.decision == "delete":
         delete_run(log_path)
-    if state.config_json is not None:
+    if state.config_json is not None and state.history.generations:
         config_json = with_length(state.config_json, num_generations)
     replace_file(log_path / CONFIG, [config_json.encode()])
     for name in GENERATION_KEYS:

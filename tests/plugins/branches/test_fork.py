@@ -1,9 +1,9 @@
 """Fork, rewind and resume: a run goes another way from generation t, or on from its directory."""
 
+import functools
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -17,25 +17,11 @@ from es_cookbook.runs.directory.directory import read_trained_on
 from es_cookbook.runs.history.format import Fork
 from es_cookbook.runs.history.store import read_header, read_history
 from es_cookbook.runs.program import run as run_config
-from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import FakeEngineBuilder
 from tests.said import refused, typed
-from tests.tiny_run import TinyConfig, untimed
+from tests.tiny_run import TinyConfig, tiny, untimed
 
-ROOT = Path(__file__).parents[3]
-BASE = ROOT / "tests/data/base"
-
-
-def config(log_path: Path, **fields: Any) -> TinyConfig:
-    settings: dict[str, Any] = {
-        "model_name": str(BASE),
-        "log_path": str(log_path),
-        "engine": FakeEngineBuilder(capacity=3),
-        "num_generations": 6,
-        "trackers": JsonlTrackerBuilder(),
-        "behavior_if_log_dir_exists": "raise",
-    }
-    return TinyConfig(**settings | fields)
+config = functools.partial(tiny, num_generations=6)
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +61,9 @@ def damage(path: Path, line: int) -> None:
 
 
 def same_run(one: Path, other: Path) -> None:
-    same_steps(one, other)
-    assert untimed(one / "metrics.jsonl") == untimed(other / "metrics.jsonl")
-
-
-def same_steps(one: Path, other: Path) -> None:
     assert list(read_history(one / "history.jsonl")) == list(read_history(other / "history.jsonl"))
-    assert untimed(one / "rollouts.jsonl") == untimed(other / "rollouts.jsonl")
+    for name in ("metrics.jsonl", "rollouts.jsonl"):
+        assert untimed(one / name) == untimed(other / name)
 
 
 # Fork.
@@ -140,12 +122,24 @@ def test_a_fork_takes_the_recorded_steps_as_given_and_its_own_fields_from_there_
     assert list(read_history(tmp_path / "c5/history.jsonl")) == records
 
 
+def test_sizes_that_are_chosen_for_a_fork_without_generations_are_recorded(
+    tmp_path: Path, recorded: Path
+) -> None:
+    sizes = ("generation=0", "size=optimizer.population_size", "num_generations=1")
+    forks(f"log_path={recorded}", f"output={tmp_path / 'b'}", *sizes)
+    resumes(tmp_path / "b")
+    (record,) = read_history(tmp_path / "b/history.jsonl")
+    found = load_config(tmp_path / "b/config.json", TinyConfig, ["tests"])
+    assert found.optimizer.population_size == len(record.fitness_G) > 4
+
+
 def test_what_says_what_the_steps_mean_cannot_change_and_the_rest_is_listed(
     tmp_path: Path, recorded: Path
 ) -> None:
-    for option in ("search_space.rank=2", f"model_name={tmp_path}"):
-        said = refused("fork", f"log_path={recorded}", f"output={tmp_path / 'b'}", option)
-        assert said.startswith(f"{option.partition('=')[0]} cannot change in a fork")
+    given = (f"log_path={recorded}", f"output={tmp_path / 'b'}", "trust=tests")
+    for option in ("search_space.rank=2", f"model_name={tmp_path}", "preset=rank_2"):
+        said = refused("fork", *given, option)
+        assert "model_name cannot change in a fork" in said or "search_space cannot" in said
         assert "seed" in said and "optimizer" in said
     assert not (tmp_path / "b").exists()
     shown = forks("--help")
@@ -160,6 +154,7 @@ def test_what_says_what_the_steps_mean_cannot_change_and_the_rest_is_listed(
         (("generation=-1",), "generation must be 0 to 6, since "),
         (("optimizer.sigmo=1",), "did you mean 'optimizer.sigma'?"),
         (("output={recorded}",), "output must be a new or empty directory, found "),
+        (("size=num_generations",), "size is chosen before the first generation, so it needs "),
     ],
 )
 def test_a_mistake_in_a_fork_is_one_sentence_and_leaves_nothing(
