@@ -279,7 +279,7 @@ class AnswerSource(ABC):
 
         Args:
             asked: the problem.
-            answered: the centre's attempts at it.
+            answered: the centre's attempts at it, with log-probabilities.
             tokenizer: the engine's.
 
         Raises:

@@ -79,7 +79,7 @@ class Surrogate(AnswerSource):
                 "with surrogate the centre answers at temperature 1 and from its whole "
                 "distribution, whose gradient is meant; leave both out"
             )
-        return chz.replace(sampling, temperature=1.0, logprobs=True)
+        return chz.replace(sampling, temperature=1.0)
 
     @override
     async def problem(
@@ -122,7 +122,7 @@ class BestAnswers(Surrogate):
 
         No gradient of the whole distribution is meant, and cooler answers are right more often.
         """
-        return chz.replace(sampling, temperature=sampling.temperature or 0.5, logprobs=True)
+        return chz.replace(sampling, temperature=sampling.temperature or 0.5)
 
     @override
     def weights(self, rewards_K: Sequence[float]) -> Sequence[float]:

@@ -10,6 +10,8 @@ The history is the checkpoint: base model and steps give the weights back bit fo
 import dataclasses
 from collections.abc import Sequence
 
+import chz
+
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.base import Optimizer, tied_fraction
@@ -52,7 +54,8 @@ class Run:
         batch_P, surrogate = self.dataset.get_batch(generation), self.config.surrogate
         if surrogate is None:
             return self.scoring.problems(generation, batch_P)
-        sampling, attempts = surrogate.sampling(self.config.sampling), surrogate.attempts
+        sampling = chz.replace(surrogate.sampling(self.config.sampling), logprobs=True)
+        attempts = surrogate.attempts
         with self.recorder.timed(generation, "answer"):
             answered_P = await self.sampler.rollout_centre(batch_P, sampling, attempts, generation)
             answers_P = [

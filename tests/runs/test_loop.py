@@ -13,7 +13,7 @@ from typing import Any
 import chz
 import pytest
 
-from es_cookbook import ES, Config, FullRank
+from es_cookbook import ES, Config, FullRank, SamplingParams
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
 from es_cookbook.engines.base import SampleRequest
@@ -347,7 +347,13 @@ async def test_a_longer_run_goes_on_unless_its_schedule_would_have_moved_otherwi
     assert len(list(read_history(tmp_path / "run-longer/history.jsonl"))) == 6
 
 
-@pytest.mark.parametrize("kind", [Surrogate, BestAnswers])
+@chz.chz
+class _Cool(Surrogate):
+    def sampling(self, sampling: SamplingParams) -> SamplingParams:
+        return chz.replace(sampling, temperature=0.5)
+
+
+@pytest.mark.parametrize("kind", [Surrogate, BestAnswers, _Cool])
 async def test_with_a_surrogate_the_centre_answers_and_every_genome_scores_what_it_said(
     tmp_path: Path, kind: type[Surrogate]
 ) -> None:
