@@ -25,10 +25,8 @@ from es_cookbook.common.configs import config_to_json
 from es_cookbook.runs import program
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.program import run as run_config
-from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from tests.fakes import FakeEngineBuilder
 from tests.test_docs_commands import PAGES, ROOT, lines
-from tests.tiny_run import TinyConfig
+from tests.tiny_run import tiny
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,15 +125,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with the runs that pages read."""
     path = tmp_path_factory.mktemp("runs")
     for name in ("mine", "es"):
-        run_config(
-            TinyConfig(
-                model_name=str(ROOT / "tests/data/base"),
-                log_path=str(path / "runs" / name),
-                engine=FakeEngineBuilder(capacity=3),
-                trackers=JsonlTrackerBuilder(),
-                num_generations=2,
-            )
-        )
+        run_config(tiny(path / "runs" / name, num_generations=2))
     return path
 
 

@@ -13,8 +13,6 @@ go on after a first line that is an answer, and all gold answers have one line, 
 
 Left out: answers that get shorter or longer while the model learns, so a run may take less time
 than planned, or more.
-
-Most runs are given everything, and do not import this module.
 """
 
 import contextlib
@@ -45,13 +43,15 @@ from es_cookbook.population.centre_answers import (
 from es_cookbook.population.step_sizes import SECONDS, FoundSigma, find_sigma, options_of
 from es_cookbook.rl.rollouts import runs_on
 from es_cookbook.rl.types import Datasets, RLDataset
-from es_cookbook.runs.config import Config
+from es_cookbook.runs.config import MINUTES, Config
 from es_cookbook.runs.directory.directory import Recorded
 from es_cookbook.runs.tracking.jsonl import duration_in_words
 
 _Config = TypeVar("_Config")
 
 _PROBLEM = "dataset.problems_per_generation"
+_CHOSEN: Mapping[str, object] = {"size": (), "minutes": MINUTES}
+"""Options of a run whose sizes are chosen: from now on it is like one that was given them."""
 _SHOWN = 16
 """Problems that the centre attempts before anything else, if sizes are chosen."""
 _SECONDS_LOOKED = 12.0
@@ -83,13 +83,13 @@ async def sized_run(
     sample = first.sample
     if sample.pace is None:
         say("the centre gave no answer, so sizes stay as they are")
-        return with_options(config, {"size": ()}), first
+        return with_options(config, _CHOSEN), first
     if config.optimizer.unsettled:
         seconds -= SECONDS
     sizes = sized(config, sample, (len(datasets.train), len(datasets.test_P)), seconds)
-    config = with_options(config, {**sizes.chosen, "size": ()})
+    config = with_options(config, sizes.chosen)
     say(told(config, sizes))
-    return config, first
+    return with_options(config, _CHOSEN), first
 
 
 async def found(
@@ -308,7 +308,7 @@ def as_recorded(config: Config, recorded: Recorded) -> Config:
             paths = [path for path in config.size if has(config, path)]
             if all(has(found, path) for path in paths):
                 chosen = {path: operator.attrgetter(path)(found) for path in paths}
-                return with_options(config, {**chosen, "size": ()})
+                return with_options(config, {**chosen, **_CHOSEN})
     return config
 
 

@@ -62,6 +62,10 @@ SIZES = (
     *("sampling.max_tokens", "sampling.stop", "num_generations", "eval_every"),
 )
 """Options whose values a run may choose, to fit into `minutes`."""
+MINUTES = 10.0
+"""Time of a run whose sizes are chosen, if no other is given."""
+_MOST_GENERATIONS = 10**6
+"""Before the first one, schedules are looked at in all of them."""
 
 
 @chz.chz
@@ -113,7 +117,8 @@ class RunConfig(ABC):
 
     @chz.validate
     def _run_ranges(self) -> None:
-        check_range(self, "attempts", "num_generations", at_least=1)
+        check_range(self, "attempts", at_least=1)
+        check_range(self, "num_generations", at_least=1, at_most=_MOST_GENERATIONS)
         check_range(self, "eval_every", at_least=0)
         check_range(self, "max_failed_fraction", at_least=0, at_most=1)
         check_range(self, "rollout_timeout", "turn_timeout", above=0)
@@ -132,11 +137,7 @@ class RunConfig(ABC):
     @classmethod
     def whole_options(cls, given: Mapping[str, str]) -> dict[str, str]:
         """Return the options with short names and presets expanded."""
-        whole = whole_options(given, cls.presets)
-        unsized = "size" in chz.chz_fields(cls).keys() - whole.keys()
-        if unsized and whole.get("minutes") not in (None, "10.0"):  # The default, as it is shown.
-            raise ConfigError("minutes has no effect without size=..., the options to choose")
-        return whole
+        return whole_options(given, cls.presets)
 
     @property
     @abstractmethod
@@ -271,7 +272,7 @@ class Config(RunConfig):
         doc="options that are chosen to fit into `minutes` on this machine; in `train` also auto, "
         "its default (all that are not given), and none",
     )
-    minutes: float = chz.field(default=10.0, doc="time of a run whose sizes are chosen")
+    minutes: float = chz.field(default=MINUTES, doc="time of a run whose sizes are chosen")
     profile: bool = chz.field(default=False, doc="trace the first generations in profile.json")
 
     @chz.validate

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import anyio
 import chz
 import pytest
 
@@ -14,7 +15,9 @@ from es_cookbook.runs import choosing
 from es_cookbook.runs.config import SIZES
 from es_cookbook.runs.directory.directory import Recorded
 from es_cookbook.runs.history.store import HistoryStore
+from es_cookbook.runs.program import train
 from tests.runs.records import HEADER, make_record
+from tests.tiny_run import tiny
 
 PACE = Pace(prompt=0.0005, sampled=0.002)
 
@@ -112,8 +115,8 @@ def test_the_choice_can_be_pasted_into_a_shell() -> None:
 
 def test_a_recorded_run_keeps_its_sizes(tmp_path: Path) -> None:
     chosen = {"num_generations": 7, "optimizer.population_size": 4, "dataset.num_test": None}
-    given = config(tuple(chosen), log_path=str(tmp_path))
-    run = choosing.with_options(given, {**chosen, "size": ()})
+    given = config(tuple(chosen), log_path=str(tmp_path), minutes=5.0)
+    run = choosing.with_options(given, {**chosen, "size": (), "minutes": 10.0})
     assert choosing.as_recorded(given, Recorded(tmp_path)) == given
     (tmp_path / "config.json").write_text(config_to_json(run))
     assert choosing.as_recorded(given, Recorded(tmp_path)) == given, "no generation is recorded yet"
@@ -123,10 +126,10 @@ def test_a_recorded_run_keeps_its_sizes(tmp_path: Path) -> None:
     assert choosing.as_recorded(given, Recorded(tmp_path)) == run
 
 
-def test_sizes_and_minutes_that_cannot_be_are_refused() -> None:
+def test_sizes_and_minutes_that_cannot_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="size=seed: accepted are "):
         config(("seed",))
     with pytest.raises(ConfigError, match="minutes must be above 0"):
         config(minutes=0.0)
     with pytest.raises(ConfigError, match="minutes has no effect"):
-        Config.whole_options({"minutes": "5"})
+        anyio.run(train, tiny(tmp_path, minutes=5.0))

@@ -17,7 +17,7 @@ CONFIG = TinyConfig(model_name="a/model", log_path="run", num_generations=1)
     ("field", "wrong", "said", "accepted"),
     [
         ("attempts", 0, "attempts must be at least 1, found 0", 1),
-        ("num_generations", 0, "num_generations must be at least 1, found 0", 1),
+        ("num_generations", 10**9, r"num_generations must be in \[1, 1000000\], found", 10**6),
         ("snapshot_every", -1, "snapshot_every must be 0 or more, found -1", 0),
         ("eval_every", -1, "eval_every must be 0 or more, found -1", 0),
         ("rollout_timeout", 0.0, "rollout_timeout must be above 0, found 0", 1e-3),

@@ -18,11 +18,9 @@ import chz
 from es_cookbook import Config, RLDatasetBuilder, run
 from es_cookbook.common.configs import config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.runs.choosing import as_recorded
 from es_cookbook.runs.config import MAY_DIFFER, recorded_config
-from es_cookbook.runs.directory.directory import HISTORY, METRICS
-from es_cookbook.runs.history.store import read_history
-from es_cookbook.runs.tracking.base import GENERATION
-from es_cookbook.runs.tracking.jsonl import read_metrics
+from es_cookbook.runs.directory.directory import Recorded
 
 
 def run_all(configs: Sequence[Config]) -> None:
@@ -55,14 +53,12 @@ def run_all(configs: Sequence[Config]) -> None:
 
 def is_complete(config: Config) -> bool:
     """Return whether this run, and no other one with its log_path, was recorded to its end."""
-    log_path = Path(config.log_path)
-    rows = read_metrics(log_path / METRICS)
-    if not rows or rows[-1].get(GENERATION) != config.num_generations:
-        return False
-    if sum(1 for _ in read_history(log_path / HISTORY)) != config.num_generations:
+    found = Recorded(Path(config.log_path))
+    config = as_recorded(config, found)
+    if not found.history.generations == config.num_generations == found.num_measured - 1:
         return False
     try:
-        recorded = recorded_config(log_path, trust_of(config_to_json(config)))
+        recorded = recorded_config(found.log_path, trust_of(config_to_json(config)))
     except (ConfigError, RunDirectoryError):  # No Config, or one with a script's own classes.
         return False
     here = {name: getattr(config, name) for name in MAY_DIFFER}

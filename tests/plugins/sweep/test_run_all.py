@@ -70,6 +70,8 @@ def test_another_run_in_its_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match=r"optimizer\.sigma was 0\.1, is 0\.2"):
         run_all([other])
     assert is_complete(chz.replace(config, snapshot_every=7)), "how it is kept does not count"
+    sized = {"size": ("num_generations",), "num_generations": 100, "minutes": 5.0}
+    assert is_complete(chz.replace(config, **sized)), "its length was chosen"
 
 
 def test_runs_that_would_share_a_directory_are_refused(tmp_path: Path) -> None:
