@@ -16,9 +16,9 @@ from collections.abc import Sequence
 import chz
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.population.results import Estimate, ks_of, results_of
+from es_cookbook.population.results import Estimate, Results, results_of
 from es_cookbook.population.sampler import PopulationSampler
-from es_cookbook.rl.objectives import REWARD, SOLVED, PassAtK, outcomes
+from es_cookbook.rl.objectives import REWARD
 from es_cookbook.rl.rollouts import (
     REPORTED,
     answer_lengths,
@@ -71,7 +71,8 @@ async def evaluate(
     Returns:
         `test/reward/mean`, `test/env/all/<metric>` and, by tag, `test/env/<tag>/<metric>`, all over
         the rollouts that were not lost, `test/rollouts/failed`, and how long answers are
-        (`answer_lengths`). For several attempts, where Envs report the metric `correct`,
+        (`answer_lengths`). For several attempts, where Envs report the metric `correct` or
+        `solved`, or rewards are 0 or 1,
         `test/pass@<k>`: the mean over the problems that have k attempts left; and `test/maj@<k>`,
         of the answer that most of k give, where Envs say what they read. `test/problems` counts the
         problems, and `test/low/<key>` and `test/high/<key>` are the 95 % interval over them of each
@@ -88,30 +89,25 @@ async def evaluate(
     groups_P = await attempt(sampler, all_P, attempts, temperature)
     num_problems = len(env_group_builders_P)
     held_out_P = groups_P[:num_problems]
-    metrics = summary(held_out_P, attempts, groups_P[num_problems:])
-    metrics |= _intervals(env_group_builders_P, held_out_P, attempts)
+    results = results_of(env_group_builders_P, held_out_P)
+    metrics = summary(held_out_P, results, groups_P[num_problems:])
+    metrics |= _intervals(results)
     metrics |= answer_lengths(held_out_P, env_group_builders_P)
     return {f"test/{key}": value for key, value in metrics.items()}
 
 
-def _intervals(
-    env_group_builders_P: Sequence[EnvGroupBuilder],
-    groups_P: Sequence[TrajectoryGroup],
-    attempts: int,
-) -> dict[str, float]:
-    results = results_of(env_group_builders_P, groups_P)
+def _intervals(results: Results) -> dict[str, float]:
     estimate = functools.partial(results.estimate, resamples=_RESAMPLES)
-    count = len(groups_P) * attempts
+    num_problems = len(results.names_P)
     found: dict[str, Estimate] = {"reward/mean": estimate(REWARD)}
     found |= {f"env/all/{name}": estimate(name) for name in results.outcomes.metrics}
-    if attempts > 1 and SOLVED in results.outcomes.metrics:
-        found |= results.at_ks()
+    found |= results.at_ks()
     known = {key: estimate for key, estimate in found.items() if estimate.problems}
+    count = num_problems * results.attempts
     few = {key: each.answers for key, each in known.items() if each.answers < count}
     return {
-        "problems": float(len(groups_P)),
+        "problems": float(num_problems),
         **{f"{REPORTED}{key}": float(answers) for key, answers in few.items()},
-        **{key: estimate.value for key, estimate in found.items() if key.startswith("maj@")},
         **{f"low/{key}": estimate.low for key, estimate in known.items()},
         **{f"high/{key}": estimate.high for key, estimate in known.items()},
     }
@@ -135,7 +131,7 @@ async def attempt(
 
 
 def summary(
-    groups_P: Sequence[TrajectoryGroup], attempts: int, extra_P: Sequence[TrajectoryGroup] = ()
+    groups_P: Sequence[TrajectoryGroup], results: Results, extra_P: Sequence[TrajectoryGroup] = ()
 ) -> dict[str, float]:
     """Return the means of an evaluation, by the names that `evaluate` gives them without `test/`.
 
@@ -147,12 +143,5 @@ def summary(
         **env_metrics(all_P),
         "rollouts/failed": float(len(lost_rollouts(all_P))),
         **answer_lengths(groups_P),
-        **(_pass_at(groups_P, attempts) if attempts > 1 else {}),
+        **{key: estimate.value for key, estimate in results.at_ks().items()},
     }
-
-
-def _pass_at(groups_P: Sequence[TrajectoryGroup], attempts: int) -> dict[str, float]:
-    found = outcomes(groups_P)
-    if SOLVED not in found.metrics:
-        return {}
-    return {f"pass@{k}": mean_of(PassAtK(k=k)(found).ravel().tolist()) for k in ks_of(attempts)}

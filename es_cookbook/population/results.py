@@ -249,8 +249,12 @@ class Results:
 
     @property
     def solved_metric(self) -> str | None:
-        """The metric that says whether a problem was solved; None if no Env reports one."""
-        return next((name for name in _SOLVED if name in self.outcomes.metrics), None)
+        """The metric that says whether a problem was solved.
+
+        It is one that Envs report, or else the reward where that is 0 or 1; None without either.
+        """
+        rewarded = REWARD if _is_share(self.outcomes.rewards_P_G_K) else None
+        return next((name for name in _SOLVED if name in self.outcomes.metrics), rewarded)
 
     @property
     def lost(self) -> Counter[str]:
@@ -288,7 +292,7 @@ class Results:
         values_P_K, counts_P = values_P_K[counts_P > 0], counts_P[counts_P > 0]
         means_P = _means(values_P_K)
         present = values_P_K[~np.isnan(values_P_K)]
-        is_share = bool(np.isin(present, (0.0, 1.0)).all()) and len(present) > 0
+        is_share = _is_share(values_P_K)
         value = _mean(means_P if metric == REWARD else present)
         if is_share:
             weights_P = None if metric == REWARD or len(set(counts_P)) == 1 else counts_P
@@ -320,15 +324,18 @@ class Results:
         """
         return self._estimate_of_shares(majorities(self.answers_P, self.values(metric), k))
 
-    def at_ks(self, metric: str = SOLVED) -> dict[str, Estimate]:
+    def at_ks(self, metric: str | None = None) -> dict[str, Estimate]:
         """Estimate pass@k and, where attempts have answers, maj@k, for each k of `ks_of`.
 
-        maj@k from 3 on, because a majority of two is both or either.
+        Of `solved_metric` if none is given; nothing without one, or of single attempts. maj@k from
+        3 on, because a majority of two is both or either.
 
         Raises:
             ConfigError: No attempt reported the metric.
         """
-        ks = ks_of(self.attempts)
+        metric, ks = metric or self.solved_metric, ks_of(self.attempts)
+        if metric is None or self.attempts == 1:
+            return {}
         found = {f"pass@{k}": self.pass_at(k, metric) for k in ks}
         if self.can_vote:
             found |= {f"maj@{k}": self.majority_at(k, metric) for k in ks if k > 2}
@@ -477,6 +484,11 @@ def compare(
 def ks_of(attempts: int) -> list[int]:
     """Return the k of pass@k: powers of two up to the attempts, and all of them."""
     return list(dict.fromkeys((*(2**power for power in range(attempts.bit_length())), attempts)))
+
+
+def _is_share(values: NDArray[np.float64]) -> bool:
+    present = values[~np.isnan(values)]
+    return bool(np.isin(present, (0.0, 1.0)).all()) and len(present) > 0
 
 
 def _means(values_P_K: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -99,7 +99,9 @@ class RunConfig(ABC):
         doc="generations between held-out evaluations; 0: before the first and after the last only",
     )
     eval_attempts: int = chz.field(
-        default=1, doc="held-out: attempts at each problem; several also measure test/pass@k"
+        default=1,
+        doc="held-out: attempts at each problem; several also measure test/pass@k, where Envs "
+        "report what is correct or rewards are 0 or 1",
     )
     eval_temperature: float = chz.field(default=0.0, doc="held-out: temperature; 0 is greedy")
     seed: int = chz.field(default=0, doc="everything random derives from it")

@@ -12,7 +12,7 @@ from es_cookbook.population.results import wilson_interval
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import ANSWER
 from es_cookbook.runs.tracking.live import line_of
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, Word
 
 
 class Even(ProblemEnv):
@@ -120,6 +120,9 @@ async def test_several_attempts_at_a_temperature_give_pass_at_k() -> None:
     SEEDS.clear()
     again = await evaluate(sampler(engine), problems(1, 2, 4, 9), attempts=4, temperature=0.7)
     assert (SEEDS, again) == (first, metrics), "and are the same when measured again"
+    words = [ProblemGroupBuilder(lambda: Word(Observation((1,))), "yes")]
+    metrics = await evaluate(sampler(FakeEngine(answer=lambda who, request: "yes")), words, 4, 0.7)
+    assert metrics["test/pass@4"] == 1.0, "rewards of 0 and 1 tell it, too"
 
 
 class Read(Even):

@@ -198,12 +198,13 @@ async def _evaluation(
     else:
         how = config.eval_attempts, config.eval_temperature
         groups_P = await attempt(config.sampler(engine), problems_P, *how)
+    results = results_of(problems_P, groups_P)
     return Evaluation(
         name=subject.name,
         generation=None if subject.run is None else generation,
         model=await _identity(subject, generation, engine),
-        metrics=summary(groups_P, len(groups_P[0].trajectories_G_K[0])),
-        results=results_of(problems_P, groups_P),
+        metrics=summary(groups_P, results),
+        results=results,
         trained_on=trained_on(subject, generation, problems_P),
         answers_P=[_said_last(group.trajectories_G_K[0][0]) for group in groups_P],
         voters=subject.voters,

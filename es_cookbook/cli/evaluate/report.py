@@ -40,10 +40,8 @@ def measured(
 ) -> Measured:
     """Estimate all metrics; pass@k and maj@k are of `metric` if it was reported."""
     results, seed = evaluation.results, setting.config.seed
-    solved = metric if metric in results.metrics else results.solved_metric
     found = {"all": {name: results.estimate(name, seed) for name in results.metrics}}
-    if results.attempts > 1 and solved is not None:
-        found["all"] |= results.at_ks(solved)
+    found["all"] |= results.at_ks(metric if metric in results.metrics else None)
     for tag in results.tags:
         # A row may have the tag "all" itself.
         found.setdefault(tag, {n: results.estimate(n, seed, tag) for n in results.metrics})
