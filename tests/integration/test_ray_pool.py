@@ -24,9 +24,9 @@ from es_cookbook.engines.base import EngineBuilder, SampleRequest
 from es_cookbook.engines.ray.pool import RayPool
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.runs.program import train
-from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.ray_fakes import NEVER, LightEngine, LightEngineBuilder
-from tests.tiny_run import TinyConfig, write_tiny_model
+from tests.tiny_run import tiny, write_tiny_model
 
 # As the pool sets it for a Ray of its own, before Ray is imported: listen on 127.0.0.1 only.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -100,16 +100,8 @@ class PoolBuilder(RayPoolBuilder):
 
 
 async def history(log_path: Path, model: Path, engine: EngineBuilder, **fields: Any) -> bytes:
-    settings: dict[str, Any] = {
-        "model_name": str(model),
-        "log_path": str(log_path),
-        "engine": engine,
-        "num_generations": 4,
-        "eval_every": 3,
-        "trackers": JsonlTrackerBuilder(),
-        "behavior_if_log_dir_exists": "resume",
-    }
-    await train(TinyConfig(**settings | fields))
+    settings = {"model_name": str(model), "num_generations": 4, "eval_every": 3}
+    await train(tiny(log_path, engine=engine, **settings | fields))
     return (log_path / "history.jsonl").read_bytes()
 
 

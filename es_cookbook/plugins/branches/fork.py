@@ -22,6 +22,7 @@ from es_cookbook.plugins.branches.branches import fork_run
 from es_cookbook.runs.config import Config, recorded_config
 from es_cookbook.runs.directory.directory import HISTORY
 from es_cookbook.runs.history.store import read_header
+from es_cookbook.runs.tracking.base import TrackerBuilder
 
 _REFUSED = ("model_name", "search_space")
 """The meaning of recorded steps depends on these."""
@@ -49,6 +50,10 @@ def main(fork: Fork, fields: dict[str, str]) -> None:
             )
     if forked.size and fork.generation != 0:
         raise ConfigError("size is chosen before the first generation, so it needs generation=0")
+    for name in chz.chz_fields(forked.trackers):
+        now, then = (getattr(config.trackers, name, None) for config in (forked, recorded))
+        if isinstance(now, TrackerBuilder) and now.is_of_one_run and now == then:
+            raise ConfigError(f"trackers.{name} must not be that of the other run: give another")
     header = read_header(source / HISTORY)
     is_alike = type(forked.optimizer) is type(recorded.optimizer)
     forked.optimizer.settled(header.found if header and is_alike else {})  # Or it cannot begin.

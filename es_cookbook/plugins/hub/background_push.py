@@ -17,6 +17,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping
+from typing import ClassVar
 
 import chz
 from typing_extensions import override
@@ -40,6 +41,8 @@ class HubPush(TrackerBuilder):
 
     A run of gradients pushes its checkpoints, each to a separate branch.
     """
+
+    is_of_one_run: ClassVar[bool] = True
 
     repo_id: str = chz.field(
         doc="repository on the Hub: owner/name; created if it does not exist",

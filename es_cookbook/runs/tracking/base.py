@@ -15,7 +15,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import chz
 
@@ -87,6 +87,9 @@ class Tracker:
 @chz.chz
 class TrackerBuilder(ABC):
     """Builds a tracker for a run."""
+
+    is_of_one_run: ClassVar[bool] = False
+    """Whether it writes to a place that a fork must not share with its parent."""
 
     def check(self) -> None:
         """Check the settings at the start of a run; does nothing by default.

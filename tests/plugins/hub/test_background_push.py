@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from es_cookbook.common.errors import ConfigError, HubError
+from es_cookbook.plugins.branches.fork import Fork, main
 from es_cookbook.plugins.hub.background_push import HubPush
 from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.base import RunInfo, Tracker
@@ -51,6 +52,16 @@ async def test_a_run_is_pushed_after_every_so_many_generations(
     recorded = (tmp_path / "history.jsonl").read_bytes()
     assert hub.files("me/run", "g-000000004")["run/history.jsonl"] == recorded
     assert push.metrics() == {"hub/pushed": 1.0, "hub/failed": 0.0}
+
+
+async def test_a_fork_does_not_push_to_where_its_parent_does(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    run = str(tmp_path / "run")
+    await train(tiny(Path(run), num_generations=1, trackers=pushed(HubPush(repo_id="me/run"))))
+    with pytest.raises(ConfigError, match=r"trackers.hub must not be that of the other run"):
+        main(Fork(log_path=run, output=f"{run}-2", trust=("tests", "hub:me/run")), {})
+    main(Fork(log_path=run, output=f"{run}-2", trust=("tests",)), {"trackers.hub.repo_id": "me/2"})
 
 
 async def test_what_failed_is_logged_once_counted_and_made_good_by_the_next_push(

@@ -25,7 +25,7 @@ from es_cookbook.runs.export.export import write_export
 from tests.engines.torch.reference import request, running_engine, sample_all, score_all
 from tests.runs.recorded_run import record_run
 from tests.tiny_models import VOCABULARY, new_model, save_with_tokenizer
-from tests.tiny_run import TinyConfig
+from tests.tiny_run import tiny
 
 SPACES: dict[str, SearchSpaceBuilder] = {
     "soft prompt": SoftPrompt(num_tokens=3, init_seed=4),
@@ -262,15 +262,9 @@ def test_a_model_without_such_biases_makes_no_whole_model(
 async def test_what_cannot_be_searched_is_one_sentence(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    del tmp_path
     for space in SPACES.values():
         with pytest.raises(ConfigError, match=r"engine=vllm cannot host (SoftPrompt|Steering)"):
-            TinyConfig(
-                model_name="",
-                search_space=space,
-                engine=RayPoolBuilder(engine=VLLMEngineBuilder()),
-                log_path="",
-            )
+            tiny(tmp_path, search_space=space, engine=RayPoolBuilder(engine=VLLMEngineBuilder()))
     with pytest.raises(ConfigError, match=r"leave out search_space\.include"):
         SoftPrompt(include=("*q_proj*",))
     with pytest.raises(ConfigError, match="text must not be empty"):
