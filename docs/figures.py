@@ -1,4 +1,4 @@
-"""Check that figures in the README and in docs are those of recorded results.
+"""Check that figures on the pages are those of recorded results.
 
     python -m docs.figures
 
@@ -24,12 +24,16 @@ from es_cookbook.runs.tracking.jsonl import read_metrics
 
 ROOT = Path(__file__).parents[1]
 QUOTES = Path(__file__).with_suffix(".toml")
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "es_cookbook").rglob("README.md")),
+)
 _NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
 _MEASURED = re.compile(
     r"\d(?: %| points?| ×| times| s\b| ms\b| minutes?| seconds?| min\b| nats| [kMG]i?B\b)"
 )
-_SOURCE = re.compile(r"benchmarks|es-cookbook |lab.notes|make \w+|arxiv", re.IGNORECASE)
+_SOURCE = re.compile(r"benchmarks|tools\.|es-cookbook |lab.notes|make \w+|arxiv", re.IGNORECASE)
 
 
 def main() -> int:
@@ -90,13 +94,13 @@ def value_of(source: str, root: Path = ROOT) -> float:
     return value * float(factor[0] if factor else 1)
 
 
-def without_source(pages: Sequence[Path] = PAGES) -> Iterator[str]:
+def without_source(pages: Sequence[Path] = PAGES, root: Path = ROOT) -> Iterator[str]:
     """Yield page and heading of each section that has a measured figure and no source."""
     for page in pages:
         for section in re.split(r"^(?=#+ )", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
             has_figure = _MEASURED.search(section) and page.name != "lab_notes.md"
             if has_figure and not _SOURCE.search(section):
-                yield f"{page.name}: {section.splitlines()[0]}"
+                yield f"{page.relative_to(root)}: {section.splitlines()[0]}"
 
 
 def _of_seeds(source: str) -> list[str]:

@@ -133,7 +133,7 @@ def test_a_quote_that_differs_from_its_result_or_is_gone_is_named(tmp_path: Path
 def test_a_section_with_a_figure_names_a_command_a_file_or_the_lab_notes(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# One\n5 times\n\n## Two\n5 times (`python -m benchmarks.x`)\n## Three\nx\n")
-    assert list(figures.without_source([page])) == ["page.md: # One"]
+    assert list(figures.without_source([page], tmp_path)) == ["page.md: # One"]
 
 
 def test_every_row_of_the_baselines_has_a_file_and_a_command() -> None:
