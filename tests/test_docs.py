@@ -79,8 +79,7 @@ async def test_the_page_of_tasks_has_tools_that_run() -> None:
 
 
 def test_every_file_that_the_pages_link_to_exists() -> None:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *PACKAGE.rglob("*.md")]
-    pages.append(ROOT / "benchmarks/README.md")
+    pages = {*figures.PAGES, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")}
     missing = [
         f"{page.relative_to(ROOT)}: {target}"
         for page in pages
@@ -91,7 +90,7 @@ def test_every_file_that_the_pages_link_to_exists() -> None:
 
 
 def test_every_paper_that_is_cited_is_on_the_page_of_papers() -> None:
-    pages = [*(ROOT / "docs").rglob("*.md"), *PACKAGE.rglob("*.md"), *PACKAGE.rglob("*.py")]
+    pages = [*figures.PAGES, *(ROOT / "docs").rglob("*.md"), *PACKAGE.rglob("*.py")]
     cited = r"(?:arXiv[: ]*|arxiv\.org/abs/)(\d{4}\.\d{4,5})"
     numbers = {number for page in pages for number in re.findall(cited, page.read_text("utf-8"))}
     page = (ROOT / "docs/papers.md").read_text(encoding="utf-8")

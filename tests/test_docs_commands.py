@@ -339,11 +339,12 @@ def test_the_readme_lists_the_names_of_a_part(field: str, names: Mapping[str, st
     assert set(listed) == set(names)
 
 
-def test_pages_name_every_extra_and_every_search_space() -> None:
+def test_pages_name_every_extra_recipe_and_search_space() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = [f"[{extra}]" for extra in project["optional-dependencies"]]
+    recipes = [f"\n| [`{name}`](" for name in RECIPES]
     spaces = [f"`{target.partition(':')[2]}`" for target in SEARCH_SPACE_NAMES.values()]
-    for page, names in (("README.md", extras), ("docs/history_format.md", spaces)):
+    for page, names in (("README.md", extras + recipes), ("docs/history_format.md", spaces)):
         text = (ROOT / page).read_text(encoding="utf-8")
         assert [name for name in names if name not in text] == []
 
