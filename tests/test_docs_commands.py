@@ -22,7 +22,7 @@ from es_cookbook.__main__ import COMMANDS, RECIPES
 from es_cookbook.cli.evaluate.evaluate import EvaluateConfig
 from es_cookbook.cli.options import recipe_config
 from es_cookbook.cli.resume import Resume
-from es_cookbook.cli.train import TrainConfig, built_for
+from es_cookbook.cli.train import TrainConfig, built_for, with_sizes
 from es_cookbook.common.cli import run_cli, run_with_fields, split_options, typed_options
 from es_cookbook.common.names import Names
 from es_cookbook.common.options import built
@@ -195,7 +195,7 @@ def parse_train(options: Sequence[str]) -> None:
     needed = ["dataset.source=x", f"dataset.reward={function}", "model_name=x"]
     if "dataset=mixture" in options:
         needed = needed[2:]
-    run_cli(lambda _: None, TrainConfig, [*needed, *given])
+    run_cli(lambda _: None, TrainConfig, with_sizes([*needed, *given]))
 
 
 def parse_policy_gradient(options: Sequence[str]) -> None:
