@@ -23,7 +23,6 @@ Left out: games of three players and more.
 
 import dataclasses
 import functools
-import importlib.util
 import random
 import re
 from collections.abc import Callable, Mapping
@@ -36,7 +35,7 @@ from typing_extensions import override
 
 from es_cookbook import Env, Observation, RLDatasetBuilder, StepResult
 from es_cookbook.common.checks import in_range
-from es_cookbook.common.errors import ConfigError, EnvError, did_you_mean, not_installed
+from es_cookbook.common.errors import ConfigError, EnvError, did_you_mean, importing, with_class
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.trust import needs_trust
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
@@ -70,10 +69,8 @@ def legal_moves(shown: str) -> list[str]:
 
 def _registration() -> ModuleType:
     """Return the library's module with its games by name and their constructor."""
-    if importlib.util.find_spec("textarena") is None:
-        raise not_installed("dataset.game", "textarena", "es-cookbook[textarena]")
-    from textarena.envs import registration  # pyright: ignore[reportMissingImports]
-
+    with importing("dataset.game", "es-cookbook[textarena]", "textarena"):
+        from textarena.envs import registration  # pyright: ignore[reportMissingImports]
     return cast(ModuleType, registration)
 
 
@@ -82,7 +79,7 @@ def check_game(name: str) -> int:
 
     Raises:
         ConfigError: textarena is not installed or knows no such game, or the game needs more than
-            is on this machine, or more than two players.
+            is on this machine, or more than two players, or does not begin.
     """
     known = cast("Mapping[str, Any]", _registration().ENV_REGISTRY)
     if name not in known:
@@ -91,21 +88,23 @@ def check_game(name: str) -> int:
             f"(it has {len(known)}, of which TowerOfHanoi-v0 is one)"
         )
     module = str(known[name].entry_point).partition(":")[0]
-    spec = importlib.util.find_spec(module)
-    source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
+    file = Path(str(_registration().__file__)).parents[2] / f"{module.replace('.', '/')}.py"
+    source = file.read_text(encoding="utf-8") if file.is_file() else ""
     for word, why in _NEEDED.items():
         if word in source:
             raise ConfigError(
                 f"textarena's {name} {why}, so it is not played here; take a game that needs "
                 "nothing but textarena, such as TowerOfHanoi-v0"
             )
+    why = ""
     for num_players in (1, 2):
         try:
             _Played(name, num_players, seed=0)
-        except AssertionError:  # How games refuse a number of players.
+        except Exception as error:  # So games refuse a number of players; some cannot be imported.
+            why = with_class(error)
             continue
         return num_players
-    raise ConfigError(f"textarena's {name} needs more than 2 players")
+    raise ConfigError(f"textarena's {name} does not begin with 1 player or 2: {why:.300}")
 
 
 class _Played:

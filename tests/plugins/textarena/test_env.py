@@ -112,9 +112,7 @@ async def test_the_base_model_can_be_the_opponent() -> None:
     for game in games:
         base = Player(lambda _: "[col 0]")
         won = await played(game, Player(lambda _: "[col 3]", base))
-        assert metrics_of(won)["correct"] == (game.tags == ("player_0",)), (
-            "who begins has four first"
-        )
+        assert metrics_of(won)["correct"] == (game.tags == ("player_0",)), "who begins is first"
         assert "Connect Four" in base.shown[0]
 
 
@@ -144,7 +142,9 @@ async def test_games_at_the_same_time_do_not_disturb_each_other() -> None:
         ("Wordle-v0", "Wordle-v0 fetches word lists, so it is not played here"),
         ("SpellingBee-v0", "SpellingBee-v0 fetches word lists"),
         ("TwentyQuestions-v0", "TwentyQuestions-v0 asks models behind an API"),
-        ("ThreePlayerTicTacToe-v0", "ThreePlayerTicTacToe-v0 needs more than 2 players"),
+        ("ThreePlayerTicTacToe-v0", "ThreePlayerTicTacToe-v0 does not begin with 1 player or 2"),
+        ("UsedCar-v0-balanced", "does not begin with 1 player or 2: ImportError"),
+        ("GermanWhist-v0", "GermanWhist-v0 does not list legal moves"),
         ("ConnectFour-v0", "ConnectFour-v0 does not list legal moves.*dataset.opponent=base"),
     ],
 )
