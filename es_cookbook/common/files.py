@@ -15,7 +15,7 @@ import math
 import os
 import shutil
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -55,6 +55,8 @@ def whole_directory(path: Path) -> Generator[Path]:
         beside.mkdir()
         yield beside
         for file in (*beside.rglob("*"), beside):
+            with suppress(OSError):  # safetensors makes files that nobody else may read.
+                file.chmod(file.stat().st_mode | beside.stat().st_mode & 0o444)
             fsync(file)
         beside.rename(path)
         fsync(path.parent)
@@ -103,11 +105,13 @@ def check_file(path: Path, most: int, within: Path | None) -> Path:
 def appending(path: Path) -> TextIO:
     """Open a text file of a run for appending; it is created if it is missing.
 
+    What UTF-8 cannot hold is written as in a Python string, as to stderr.
+
     Raises:
         OSError: It cannot be opened, or is not a regular file.
     """
     descriptor = opened_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, path.parent)
-    return os.fdopen(descriptor, "a", encoding="utf-8", newline="")
+    return os.fdopen(descriptor, "a", -1, "utf-8", "backslashreplace", newline="")
 
 
 def opened_descriptor(path: Path, flags: int, within: Path | None) -> int:

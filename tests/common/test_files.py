@@ -25,9 +25,11 @@ def test_a_directory_has_its_name_once_it_is_filled_and_leaves_nothing_if_it_fai
     assert not list(tmp_path.iterdir())
     with files.whole_directory(tmp_path / "out") as beside:
         (beside / "file").write_text("all")
+        (beside / "file").chmod(0o600)  # As a library's temporary file, which others cannot read.
         assert not (tmp_path / "out").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert (tmp_path / "out" / "file").read_text() == "all"
+    assert len({(tmp_path / each).stat().st_mode & 0o444 for each in ("out", "out/file")}) == 1
 
 
 def test_a_regular_file_is_read_and_appended_to(tmp_path: Path) -> None:

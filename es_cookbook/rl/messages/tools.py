@@ -175,7 +175,8 @@ async def run_call(call: ToolCall, tools: Sequence[Tool | ToolSchema]) -> Result
         return failed(f"{call.name}: {wrong}")
     try:
         value = await _returned(tool, call.arguments)
-        return Result(cut(_as_text(value), tool.max_chars))
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return Result(cut(text, tool.max_chars))
     except Exception as error:
         if tool.errors == "lose":
             raise
@@ -201,10 +202,6 @@ async def _returned(tool: Tool, arguments: Mapping[str, object]) -> object:
 def failed(what: str) -> Result:
     """Return the result of a call that failed."""
     return Result(f"error: {what}", failed=True)
-
-
-def _as_text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 _LONGEST_REASON = 160

@@ -426,8 +426,7 @@ def failures_logged(log_path: Path) -> Generator[None]:
 def add_to_log(log_path: Path, text: str) -> Path | None:
     """Add a text and the time to `log.txt`; returns the path unless the disk refuses."""
     with contextlib.suppress(OSError), appending(log_path / LOG) as file:
-        shown = text.rstrip().encode("utf-8", "backslashreplace").decode()
-        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{shown}\n")
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{text.rstrip()}\n")
         return log_path / LOG
     return None
 
