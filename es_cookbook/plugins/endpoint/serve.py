@@ -23,7 +23,6 @@ import secrets
 import socket
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import TypeAlias
 
 import anyio
@@ -109,7 +108,7 @@ class Served(Endpoint):
 
     Args:
         run: None if a model is served.
-        name: name of the model.
+        name: the model; the last part of its path is its name here.
         params: defaults of requests.
         resident: holds a genome in the engine, and releases it when it is closed.
 
@@ -127,7 +126,8 @@ class Served(Endpoint):
         resident: AsyncExitStack,
     ) -> None:
         self._run, self._key, self._resident = run, key, resident
-        self._places = {name: None} if run is None else run.places()
+        own = os.path.basename(os.path.abspath(name))  # That of "." is the directory's.
+        self._places = {own: None} if run is None else run.places()
         self.params = params
         self.translator = Translator(engine.tokenizer, engine.traits.context_length)
         self.pending = PendingAnswers()
@@ -229,7 +229,7 @@ async def _serve(config: ServeConfig, bound: socket.socket) -> None:
         if rebuilt is not None:
             params = rebuilt.run.config.sampling
             run = ServedRun(rebuilt, subject.generations[0], await rebuilt.usual_stop())
-        served = Served(engine, run, Path(subject.name).name, key, params, resident)
+        served = Served(engine, run, subject.name, key, params, resident)
         names = served.names(key)
         listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         host, port = bound.getsockname()[:2]

@@ -1,7 +1,7 @@
 """Options of the command `inspect`."""
 
 import json
-from pathlib import Path
+import os
 from typing import cast
 
 import chz
@@ -48,7 +48,7 @@ class InspectConfig(RunOrModel, Answering):
     def subject(self) -> str:
         """Name of what is evaluated: a model, the centre, the base or a genome."""
         if not self.log_path:
-            return Path(str(self.model_name)).name
+            return os.path.basename(os.path.abspath(str(self.model_name)))
         return f"genome/{self.genome}" if isinstance(self.genome, int) else self.genome
 
     def arguments(self) -> dict[str, object]:

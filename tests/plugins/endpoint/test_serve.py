@@ -85,6 +85,8 @@ async def test_each_model_gives_its_own_answers_to_concurrent_requests(log_path:
         served = Served(rebuilt.engine, ServedRun(rebuilt, 2), "run", "key", params, resident)
         client = _client(served)
         assert [model.id for model in (await client.models.list()).data] == NAMES
+        alone = Served(rebuilt.engine, None, ".", "key", params, resident)
+        assert alone.names("key") == [Path.cwd().name]
 
         answers = await _answers(client, NAMES, 3, prompt_T)
         more: Any = {"max_tokens": 8, "seed": 7, "stream": True}

@@ -42,7 +42,7 @@ async def evaluated(texts: Sequence[str], task: str, log_dir: Path, context_leng
 
     source = Source(answer, TOKENIZER, context_length, SamplingParams(), ChatOptions())
     path = task if "/" in task else f"{TASKS}@{task}"
-    config = inspect.InspectConfig(log_path="run", task=path, log_dir=str(log_dir))
+    config = inspect.InspectConfig(model_name=".", task=path, log_dir=str(log_dir))
     (found,) = await run_task(config, source, {})
     log = read_eval_log(found.location)
     return log.results and log.results.scores[0].metrics["accuracy"].value, script, log
@@ -62,19 +62,17 @@ async def test_a_task_with_a_tool_goes_on_from_the_tokens_that_were_sampled(tmp_
     said = TOKENIZER.encode(CALL, add_special_tokens=False)
     assert second[: len(first) + len(said)] == (*first, *said)
     assert "42" in str(TOKENIZER.decode(second[len(first) + len(said) :]))
-    assert accuracy == 1.0
     (sample,) = log.samples
     assert [m.role for m in sample.messages] == ["user", "assistant", "tool", "assistant"]
     assert sample.messages[1].tool_calls[0].function == "add"
-    assert log.eval.model == "es/centre" and log.status == "success"
+    assert (log.status, accuracy, log.eval.model) == ("success", 1.0, f"es/{Path.cwd().name}")
     assert sample.output.usage.input_tokens == len(second)
 
 
 async def test_a_call_that_cannot_be_read_is_told_to_the_model(tmp_path: Path) -> None:
     broken = "<tool_call>add(20, 22)</tool_call>"
     accuracy, script, _ = await evaluated([broken, CALL, "42"], "with_tool", tmp_path)
-    assert "is not JSON" in str(TOKENIZER.decode(script.seen[1].tokens_T))
-    assert accuracy == 1.0
+    assert accuracy == 1.0 and "is not JSON" in str(TOKENIZER.decode(script.seen[1].tokens_T))
 
 
 async def test_a_chat_without_room_for_a_turn_ends(tmp_path: Path) -> None:
