@@ -138,7 +138,6 @@ class _SingularValuesSpace(FullRankSpace):
         """
         import torch
 
-        del parameters
         for name, factor in self.adapter.decomposed.items():
             if not factor.start.any():
                 raise ModelError(

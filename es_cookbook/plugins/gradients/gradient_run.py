@@ -29,6 +29,7 @@ from typing_extensions import override
 from es_cookbook import EnvGroupBuilder, PopulationSampler, RLDataset
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.checkpoints.models import load_causal_lm, no_progress_bar
+from es_cookbook.checkpoints.quantised import is_quantised
 from es_cookbook.checkpoints.tensors import metadata
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, EngineError, RunDirectoryError
@@ -193,6 +194,11 @@ class Gradients(Mover[GradientRun[_Learner]], Generic[_Learner]):
             is_done = checkpoint is not None and checkpoint.generation == last
             if is_done and recorded.num_measured > last:
                 return f"{log_path} is complete, with {last} generations"
+        if is_quantised(config.model_name):
+            raise ConfigError(
+                f"model_name: {config.model_name!r} is quantised, and gradients move plain "
+                "weights; take the model that it was made of, or train an adapter with sft"
+            )
         config.trackers.check()
         config.dataset.check()
         model_directory(config.model_name)

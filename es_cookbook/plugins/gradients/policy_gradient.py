@@ -114,7 +114,6 @@ class Method(ABC):
         self, logprobs: "torch.Tensor", sampled: "torch.Tensor", weights: "torch.Tensor"
     ) -> "torch.Tensor":
         """Return the objective per token; `sampled` are the log-probabilities at sampling."""
-        del sampled
         return weights * logprobs
 
 

@@ -169,7 +169,6 @@ def likelihood(
     logprobs: "torch.Tensor", sampled: "torch.Tensor", weights: "torch.Tensor"
 ) -> "torch.Tensor":
     """Return the objective: the log-probability of every token that has a loss."""
-    del sampled
     return weights * logprobs
 
 

@@ -162,5 +162,4 @@ class _MergeSpace(FullRankSpace):
         """Return all coefficients at the start; the model's parameters do not matter."""
         import torch
 
-        del parameters
         return {name: torch.full(shape, self.start_at) for name, shape in self.shapes.items()}

@@ -109,7 +109,6 @@ class _QuantScalesSpace(FullRankSpace):
         """Return factors of 1 and offsets that round to 0; the checkpoint's do not matter."""
         import torch
 
-        del parameters
         started = {name: torch.ones(shape) for name, shape in self.shapes.items()}
         for name in self.bits:
             shape = self.shapes[name]

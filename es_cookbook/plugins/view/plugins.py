@@ -22,7 +22,6 @@ class Plugins:
 
 
 def main(config: Plugins) -> None:
-    del config
     for distribution, parts in _by_distribution().items():
         print(distribution)
         for group, names in parts.items():

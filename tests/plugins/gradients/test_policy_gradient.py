@@ -284,11 +284,8 @@ def test_missing_gold_answers_are_refused_before_the_model_is_loaded(tmp_path: P
     options = f"data={data} log_path={tmp_path / 'run'} dataset.full_reward=0 dataset.num_test=0"
     model = f"model_name={ROOT / 'es_cookbook/recipes/arithmetic/model'}"
     words = ["policy_gradient", model, "engine=tests.fakes:NoEngineBuilder", *options.split()]
-    words += [
-        "reward=tests.runs.test_presets:zero",
-        "learning_rate=0.01",
-        "dataset.problems_per_generation=1",
-    ]
+    words += ["reward=tests.runs.test_presets:zero", "learning_rate=0.01"]
+    words += ["dataset.problems_per_generation=1"]
     said = typed(*words, "attempts=1", "method=gold").stderr.splitlines()[-1]
     assert said.startswith(f"{data}, line 8: it has no gold answer, which method=gold learns from")
     with pytest.raises(AssertionError, match="a model was loaded"):
@@ -367,6 +364,9 @@ async def test_a_directory_of_another_kind_of_run_is_refused(model: Path, tmp_pa
     (tmp_path / "own" / "checkpoints" / "1" / "state.json").write_text("{}")
     with pytest.raises(RunDirectoryError, match="is not a complete checkpoint"):
         await main(own)
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "gptq"}}')
+    with pytest.raises(ConfigError, match="is quantised, and gradients move plain weights"):
+        await main(config(tmp_path, tmp_path / "new"))
 
 
 PROMPT, ANSWER = (4, 5), (7, 8, 9)
