@@ -73,8 +73,9 @@ def with_sizes(options: Sequence[str]) -> list[str]:
     """Replace `size=auto` (the default) by the names of the sizes that the user left open.
 
     If `num_generations` is given without `minutes`, the length of the run is not chosen either.
+    With `size=none`, `minutes` is left out: a command may be repeated with the sizes that it chose.
 
-    >>> with_sizes(["eval_every=3", "size=none"])
+    >>> with_sizes(["eval_every=3", "size=none", "minutes=5"])
     ['eval_every=3', 'size=']
     >>> with_sizes(["preset=es_at_scale", "num_generations=5"])[2]
     'size=sampling.max_tokens,sampling.stop'
@@ -89,7 +90,8 @@ def with_sizes(options: Sequence[str]) -> list[str]:
     if "num_generations" in taken and "minutes" not in taken:
         taken |= {path: "" for path in SIZES if not path.startswith("sampling.")}
     free = [path for path in SIZES if size == "auto" and path not in taken]
-    others = [each for each in options if each.lstrip("-").partition("=")[0] != "size"]
+    replaced = ("size", "minutes") if size == "none" else ("size",)
+    others = [each for each in options if each.lstrip("-").partition("=")[0] not in replaced]
     return [*others, f"size={','.join(free)}"]
 
 

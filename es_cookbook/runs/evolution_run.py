@@ -9,6 +9,7 @@ import dataclasses
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import chz
 from typing_extensions import override
@@ -19,12 +20,9 @@ from es_cookbook.common.terminal import command, plural, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.evolution.schedules import Schedule
-from es_cookbook.population.centre_answers import CentreAnswers
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.scoring import Scoring, loaded
-from es_cookbook.population.step_sizes import FoundSigma
 from es_cookbook.rl.types import Datasets, RLDataset
-from es_cookbook.runs import choosing
 from es_cookbook.runs.config import MAY_DIFFER, MINUTES, Config
 from es_cookbook.runs.directory.directory import HISTORY, PROFILE, SNAPSHOTS, Recorded
 from es_cookbook.runs.directory.opening import RunState, begin_in, run_state
@@ -35,6 +33,10 @@ from es_cookbook.runs.recorder import Recorder
 from es_cookbook.runs.setup import Mover, begin_recording, check_fit, load_problems, open_engine
 from es_cookbook.runs.signals import advise
 from es_cookbook.runs.tracking.base import RunInfo, Tracker
+
+if TYPE_CHECKING:
+    from es_cookbook.population.centre_answers import CentreAnswers
+    from es_cookbook.population.step_sizes import FoundSigma
 
 
 class EvolutionStrategies(Mover[Run]):
@@ -50,7 +52,9 @@ class EvolutionStrategies(Mover[Run]):
     async def find(self, recorded: Recorded) -> str:
         config = self.config
         if config.size:
-            config = choosing.as_recorded(config, recorded)
+            from es_cookbook.runs.choosing import as_recorded  # Few runs choose sizes.
+
+            config = as_recorded(config, recorded)
         self._config_json = config_to_json(config)
         state = self._state = run_state(
             recorded,
@@ -118,7 +122,7 @@ class EvolutionStrategies(Mover[Run]):
     @override
     async def open(self, stack: contextlib.AsyncExitStack) -> Run:
         began = time.perf_counter()
-        engine, datasets = await open_engine(choosing.one_by_one(self.config), stack)
+        engine, datasets = await open_engine(_one_by_one(self.config), stack)
         answers = None
         if self.config.size:
             datasets, answers = await self._choose_sizes(engine, datasets, began)
@@ -160,11 +164,13 @@ class EvolutionStrategies(Mover[Run]):
 
     async def _choose_sizes(
         self, engine: Engine, datasets: Datasets, began: float
-    ) -> tuple[Datasets, CentreAnswers]:
+    ) -> "tuple[Datasets, CentreAnswers]":
         """Choose the sizes of a new run by the centre's first answers, which are returned."""
+        from es_cookbook.runs.choosing import sized_run  # Few runs choose sizes.
+
         seconds = 60 * self.config.minutes - (time.perf_counter() - began)
-        loaded_for = choosing.one_by_one(self.config).dataset
-        self.config, answers = await choosing.sized_run(self.config, engine, datasets, seconds)
+        loaded_for = _one_by_one(self.config).dataset
+        self.config, answers = await sized_run(self.config, engine, datasets, seconds)
         self._config_json = config_to_json(self.config)
         if self.config.dataset != loaded_for:
             datasets = await load_problems(self.config)
@@ -172,14 +178,16 @@ class EvolutionStrategies(Mover[Run]):
         return datasets, answers
 
     async def _found(
-        self, engine: Engine, dataset: RLDataset, answers: CentreAnswers | None
+        self, engine: Engine, dataset: RLDataset, answers: "CentreAnswers | None"
     ) -> Mapping[str, float]:
         """Return values for optimizer options that are `auto`: recorded ones, or found now."""
         if (header := self._state.history.header) is not None:
             return header.found
         if not self.config.optimizer.unsettled:
             return {}
-        return await choosing.found(self.config, engine, dataset, answers)
+        from es_cookbook.runs.choosing import found
+
+        return await found(self.config, engine, dataset, answers)
 
     async def _header(self, engine: Engine, found: Mapping[str, float]) -> Header:
         """Return the header of the history, after comparing the base with a recorded one."""
@@ -273,19 +281,30 @@ class EvolutionStrategies(Mover[Run]):
 
 def check_outside(config: Config) -> None:
     """Check trackers, data, files of the search space and engine before a model is loaded."""
-    own = config.trackers, choosing.one_by_one(config).dataset, config.search_space
+    own = config.trackers, _one_by_one(config).dataset, config.search_space
     for builder in (*own, *config.regularisers):
         builder.check()
     config.engine.check(config.model_name)  # It may be fetched.
     config.optimizer.check(config.model_name, config.search_space)
 
 
-async def tried_sigmas(config: Config) -> FoundSigma:
+def _one_by_one(config: Config) -> Config:
+    """Return the Config with one problem per batch, if the size of a batch is to be chosen."""
+    if not config.size:
+        return config
+    from es_cookbook.runs.choosing import one_by_one
+
+    return one_by_one(config)
+
+
+async def tried_sigmas(config: Config) -> "FoundSigma":
     """Find the sigma that the run would use, without starting the run.
 
     Raises:
         ESCookbookError: As `opened` and `find_sigma`.
     """
+    from es_cookbook.runs import choosing
+
     await asyncio.to_thread(check_outside, config)
     async with contextlib.AsyncExitStack() as stack:
         engine, datasets = await open_engine(config, stack)
