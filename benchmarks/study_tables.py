@@ -354,8 +354,9 @@ def _summary(tasks: Mapping[str, Task]) -> str:
             else ""
             for entries, s in zip(shown, seconds, strict=True)
         ]
-        peaks = [peak for entry in there for peak in _gib(entry["runs"])]
-        rows.append([there[0]["told"], method, *cells, f"{min(peaks):.1f} to {max(peaks):.1f}"])
+        peaks = sorted(f"{peak:.1f}" for entry in there for peak in _gib(entry["runs"]))
+        peak = peaks[0] if peaks[0] == peaks[-1] else f"{peaks[0]} to {peaks[-1]}"
+        rows.append([there[0]["told"], method, *cells, peak])
     return markdown(["learns from", "method", *heads, "peak memory, GiB"], rows)
 
 
