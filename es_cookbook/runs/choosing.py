@@ -13,6 +13,8 @@ go on after a first line that is an answer, and all gold answers have one line, 
 
 Left out: answers that get shorter or longer while the model learns, so a run may take less time
 than planned, or more.
+
+Most runs are given everything, and do not import this module.
 """
 
 import contextlib
