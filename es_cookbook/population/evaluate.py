@@ -11,7 +11,7 @@ for all of them.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import chz
 
@@ -90,18 +90,19 @@ async def evaluate(
     num_problems = len(env_group_builders_P)
     held_out_P = groups_P[:num_problems]
     results = results_of(env_group_builders_P, held_out_P)
-    metrics = summary(held_out_P, results, groups_P[num_problems:])
-    metrics |= _intervals(results)
+    at_ks = results.at_ks()
+    metrics = summary(held_out_P, at_ks, groups_P[num_problems:])
+    metrics |= _intervals(results, at_ks)
     metrics |= answer_lengths(held_out_P, env_group_builders_P)
     return {f"test/{key}": value for key, value in metrics.items()}
 
 
-def _intervals(results: Results) -> dict[str, float]:
+def _intervals(results: Results, at_ks: Mapping[str, Estimate]) -> dict[str, float]:
     estimate = functools.partial(results.estimate, resamples=_RESAMPLES)
     num_problems = len(results.names_P)
     found: dict[str, Estimate] = {"reward/mean": estimate(REWARD)}
     found |= {f"env/all/{name}": estimate(name) for name in results.outcomes.metrics}
-    found |= results.at_ks()
+    found |= at_ks
     known = {key: estimate for key, estimate in found.items() if estimate.problems}
     count = num_problems * results.attempts
     few = {key: each.answers for key, each in known.items() if each.answers < count}
@@ -131,11 +132,14 @@ async def attempt(
 
 
 def summary(
-    groups_P: Sequence[TrajectoryGroup], results: Results, extra_P: Sequence[TrajectoryGroup] = ()
+    groups_P: Sequence[TrajectoryGroup],
+    at_ks: Mapping[str, Estimate],
+    extra_P: Sequence[TrajectoryGroup] = (),
 ) -> dict[str, float]:
     """Return the means of an evaluation, by the names that `evaluate` gives them without `test/`.
 
-    For the extra problems, only their Envs' metrics, and lost rollouts.
+    `at_ks` are those of its results. Of the extra problems only their Envs' metrics count, and lost
+    rollouts.
     """
     all_P = [*groups_P, *extra_P]
     return {
@@ -143,5 +147,5 @@ def summary(
         **env_metrics(all_P),
         "rollouts/failed": float(len(lost_rollouts(all_P))),
         **answer_lengths(groups_P),
-        **{key: estimate.value for key, estimate in results.at_ks().items()},
+        **{key: estimate.value for key, estimate in at_ks.items()},
     }

@@ -292,7 +292,7 @@ class Results:
         values_P_K, counts_P = values_P_K[counts_P > 0], counts_P[counts_P > 0]
         means_P = _means(values_P_K)
         present = values_P_K[~np.isnan(values_P_K)]
-        is_share = _is_share(values_P_K)
+        is_share = _is_share(present)
         value = _mean(means_P if metric == REWARD else present)
         if is_share:
             weights_P = None if metric == REWARD or len(set(counts_P)) == 1 else counts_P

@@ -120,7 +120,8 @@ async def test_values_are_those_that_an_evaluation_of_a_run_reports(attempts: in
     sampler = PopulationSampler(FakeEngine(), sampling=SamplingParams(max_tokens=4))
     problems_P = [problem(number, "test") for number in range(60)]
     groups_P = await attempt(sampler, problems_P, attempts, temperature=1.0)
-    reported = summary(groups_P, found := results_of(problems_P, groups_P))
+    found = results_of(problems_P, groups_P)
+    reported = summary(groups_P, found.at_ks())
     assert found.names_P[3] == "test 3" and found.metrics == ["reward", "correct", "format"]
     expected = {
         "env/all/correct": found.estimate("correct"),

@@ -203,7 +203,7 @@ async def _evaluation(
         name=subject.name,
         generation=None if subject.run is None else generation,
         model=await _identity(subject, generation, engine),
-        metrics=summary(groups_P, results),
+        metrics=summary(groups_P, results.at_ks()),
         results=results,
         trained_on=trained_on(subject, generation, problems_P),
         answers_P=[_said_last(group.trajectories_G_K[0][0]) for group in groups_P],
