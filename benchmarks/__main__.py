@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.harness import RESULTS, Row, table
+from benchmarks.harness import RESULTS, Row, described, table
 
 HERE = Path(__file__).parent
 NOT_BENCHMARKS = {
@@ -43,7 +43,7 @@ def rewrite_readme(readme: Path, results: Path) -> None:
         result = json.loads(path.read_text(encoding="utf-8"))
         rows = [Row(**row) for row in result["rows"]]
         made_by = f"`{result['command']}` at {result['commit']}"
-        where = ", ".join(f"{key} {value}" for key, value in result["machine"].items() if value)
+        where = described(result["machine"])
         parts.append(f"## {path.stem}\n\n{made_by}; {where}\n\n{table(rows)}\n")
     before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]

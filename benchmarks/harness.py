@@ -194,6 +194,11 @@ def machine() -> dict[str, object]:
     }
 
 
+def described(found: Mapping[str, object]) -> str:
+    """Say in words what `machine` found."""
+    return ", ".join(f"{key} {value}" for key, value in found.items() if value)
+
+
 def processor_flags() -> frozenset[str]:
     """Return the processor's flags on Linux; nothing elsewhere."""
     return frozenset(word for line in _cpu_info("flags", "Features") for word in line.split())

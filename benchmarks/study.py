@@ -55,16 +55,7 @@ import anyio
 import chz
 
 from benchmarks.harness import CHAT_MODEL, commit, machine
-from benchmarks.study_tables import (
-    CORRECT,
-    RESULTS,
-    Run,
-    Task,
-    Trials,
-    draw_all,
-    rewrite,
-    tables,
-)
+from benchmarks.study_tables import CORRECT, RESULTS, Run, Task, Trials, rewrite, tables
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.options import built
 from es_cookbook.plugins.gradients.commands.compare_gradients import (
@@ -496,7 +487,6 @@ def main(words: Sequence[str]) -> None:
     first, *names = words or ["tables"]
     if first == "tables":
         rewrite()
-        draw_all()
         print(tables())
         return
     unknown = [each for each in names if each not in CONTESTANTS]
@@ -521,7 +511,6 @@ def main(words: Sequence[str]) -> None:
     replace_file(path, [json.dumps(found, indent=1).encode(), b"\n"])
     if first != "try":
         rewrite()
-        draw_all()
     print(tables(results))
 
 

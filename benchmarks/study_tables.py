@@ -13,6 +13,7 @@ from statistics import NormalDist, fmean, variance
 from typing import NotRequired, TypedDict
 
 from benchmarks.harness import RESULTS as ALL_RESULTS
+from benchmarks.harness import described
 from es_cookbook.common.terminal import markdown
 from es_cookbook.plugins.report.plots import Line, draw
 from es_cookbook.runs.tracking.curves import mean_and_range
@@ -192,11 +193,7 @@ def _base_score(task: Task) -> float:
 
 def _machine(entry: Entry) -> str:
     """Return the machine that a contestant ran on: instructions, cores, versions."""
-    found = {
-        ", ".join(f"{key} {value}" for key, value in run["machine"].items() if value)
-        for run in entry["runs"]
-    }
-    return " and ".join(sorted(found))
+    return " and ".join(sorted({described(run["machine"]) for run in entry["runs"]}))
 
 
 def _load(runs: Sequence[Run]) -> str:
@@ -325,12 +322,12 @@ def tables(results: Path = RESULTS) -> str:
 def summary(results: Path = RESULTS) -> str:
     """The README's tables, one per machine: greedy scores after equal seconds, and memory."""
     return "\n\n".join(
-        f"On {cpu_of(tasks)}:\n\n{_summary(tasks)}"
+        f"On {_cpu_of(tasks)}:\n\n{_summary(tasks)}"
         for tasks in _by_machine(_tasks(results)).values()
     )
 
 
-def cpu_of(tasks: Mapping[str, Task]) -> object:
+def _cpu_of(tasks: Mapping[str, Task]) -> object:
     """The processor of the first run."""
     task = next(iter(tasks.values()))
     return next(iter(task["contestants"].values()))["runs"][0]["machine"]["cpu"]
@@ -365,7 +362,7 @@ def _plot(task: str, machine: int) -> Path:
     return ROOT / f"docs/plots/study_{task}{f'_{machine + 1}' if machine else ''}"
 
 
-def draw_all(results: Path = RESULTS) -> None:
+def _draw(results: Path = RESULTS) -> None:
     """Draw a plot for each task and machine.
 
     Points lie at the mean seconds of the seeds' measurements after the same generation.
@@ -384,7 +381,7 @@ def draw_all(results: Path = RESULTS) -> None:
             draw(
                 _plot(name, i),
                 lines,
-                title=f"{name}: SmolLM2-135M-Instruct, {cpu_of(there)}",
+                title=f"{name}: SmolLM2-135M-Instruct, {_cpu_of(there)}",
                 x_label="processor seconds of training, one core",
                 y_label="held-out correct, greedy (%)",
             )
@@ -403,7 +400,8 @@ def with_text(page: str, text: str) -> str:
 
 
 def rewrite(results: Path = RESULTS) -> None:
-    """Put the tables into the pages."""
+    """Put the tables into the pages, and draw the plots."""
+    _draw(results)
     for page, made in PAGES.items():
         text = with_text(page.read_text(encoding="utf-8"), made(results))
         page.write_text(text, encoding="utf-8")
