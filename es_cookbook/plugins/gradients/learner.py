@@ -36,7 +36,7 @@ from es_cookbook.rl.rollouts import Example
 OPTIMIZER = "optimizer.safetensors"
 LOGITS_AT_ONCE = 2**24
 """Maximum number of elements."""
-_ROOM = 1 / 40
+_ROOM = 1 / 10
 """Share of total memory for activations; free memory varies, and runs should be reproducible."""
 MOST_TOKENS = 16_384
 """Tokens of a pass; products of more are not faster."""
@@ -116,17 +116,18 @@ class Learner:
         for weight in self.weights.values():
             weight.grad = None
         total = 0.0
-        for part in self._parts(examples):
-            states_N_D, tokens_N, numbers_3_N = self._origins(part)
-            kept_N_D = states_N_D.detach().requires_grad_()
-            sampled, weights, counts = numbers_3_N
-            for logits_n_V, which in self._logits(kept_N_D):
-                logprobs = _logprobs(logits_n_V, tokens_N[which])
-                gained = objective(logprobs, sampled[which], weights[which]) * counts[which]
-                gain = share * gained.sum()
-                (-gain).backward()
-                total += gain.item()
-            states_N_D.backward(kept_N_D.grad)
+        with self._computing():
+            for part in self._parts(examples):
+                states_N_D, tokens_N, numbers_3_N = self._origins(part)
+                kept_N_D = states_N_D.detach().requires_grad_()
+                sampled, weights, counts = numbers_3_N
+                for logits_n_V, which in self._logits(kept_N_D):
+                    logprobs = _logprobs(logits_n_V, tokens_N[which])
+                    gained = objective(logprobs, sampled[which], weights[which]) * counts[which]
+                    gain = share * gained.sum()
+                    (-gain).backward()
+                    total += gain.item()
+                states_N_D.backward(kept_N_D.grad)
         norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), self._max_gradient_norm)
         if not math.isfinite(total + float(norm)):
             raise ConfigError(
@@ -142,14 +143,15 @@ class Learner:
     def logprobs(self, examples: Sequence[Example]) -> list[tuple[float, ...]]:
         """Return the log-probabilities of each example's learned tokens."""
         found: dict[int, tuple[float, ...]] = {}
-        for part in self._parts(examples):
-            states_N_D, tokens_N, _ = self._origins(part)
-            logprobs_N = torch.empty(len(tokens_N), device=states_N_D.device)
-            for logits_n_V, which in self._logits(states_N_D):
-                logprobs_N[which] = _logprobs(logits_n_V, tokens_N[which])
-            told = iter(logprobs_N.tolist())
-            for example in part:
-                found[id(example)] = tuple(islice(told, len(learned_places(example))))
+        with self._computing():
+            for part in self._parts(examples):
+                states_N_D, tokens_N, _ = self._origins(part)
+                logprobs_N = torch.empty(len(tokens_N), device=states_N_D.device)
+                for logits_n_V, which in self._logits(states_N_D):
+                    logprobs_N[which] = _logprobs(logits_n_V, tokens_N[which])
+                told = iter(logprobs_N.tolist())
+                for example in part:
+                    found[id(example)] = tuple(islice(told, len(learned_places(example))))
         return [found.get(id(example), ()) for example in examples]
 
     def _parts(self, examples: Sequence[Example]) -> list[list[Example]]:
@@ -170,8 +172,7 @@ class Learner:
         device, rows = self.model.device, [torch.tensor(example.tokens_T) for example in part]
         tokens_B_T = pad_sequence(rows, batch_first=True)
         length = tokens_B_T.shape[1]
-        with self._computing():
-            states_B_T_D = self._halves.hidden(tokens_B_T.to(device))
+        states_B_T_D = self._halves.hidden(tokens_B_T.to(device))
         learned = [(b, t) for b, example in enumerate(part) for t in learned_places(example)]
         chosen = torch.tensor([b * length + t - 1 for b, t in learned], device=device)
         ids = torch.tensor([part[b].tokens_T[t] for b, t in learned], device=device)
@@ -186,12 +187,10 @@ class Learner:
         size = max(1, LOGITS_AT_ONCE // self._halves.vocabulary_size)
         for first in range(0, len(states_N_D), size):
             which = slice(first, first + size)
-            with self._computing():
-                logits_n_V = self._halves.logits(states_N_D[which])
-            yield logits_n_V.float(), which
+            yield self._halves.logits(states_N_D[which]).float(), which
 
     def _computing(self) -> AbstractContextManager[object]:
-        """Return a context manager that sets the dtype of products."""
+        """Return a context manager for all passes of a step, in which weights are cast once."""
         is_lower = self._products != torch.float32
         return torch.autocast(self.model.device.type, self._products, enabled=is_lower)
 
