@@ -247,6 +247,15 @@ class AnswerSource(ABC):
 
     attempts: int = chz.field(doc="answers of the centre to each problem of a batch")
 
+    def tokens_read(self, answer: float, gold: float) -> float:
+        """Return the tokens of answers to a problem that a genome scores, at most.
+
+        Args:
+            answer: mean tokens of the centre's answers.
+            gold: mean tokens of gold answers.
+        """
+        return self.attempts * answer
+
     def sampling(self, sampling: SamplingParams) -> SamplingParams:
         """Return the centre's sampling parameters, given the run's; the same by default.
 

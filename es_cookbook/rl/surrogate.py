@@ -117,6 +117,10 @@ class BestAnswers(Surrogate):
     normalise: bool = chz.field(default=False, doc="divide rewards by their standard deviation")
 
     @override
+    def tokens_read(self, answer: float, gold: float) -> float:
+        return answer
+
+    @override
     def sampling(self, sampling: SamplingParams) -> SamplingParams:
         """Return the parameters as given; where they are greedy, with temperature 0.5.
 
@@ -146,6 +150,10 @@ class GoldAnswers(AnswerSource):
     attempts: int = chz.field(default=1, doc="answers of the centre to each problem, for metrics")
 
     _attempts = in_range("attempts", at_least=1, prefix="surrogate.")
+
+    @override
+    def tokens_read(self, answer: float, gold: float) -> float:
+        return gold
 
     @override
     def check(self, batch_P: Sequence[EnvGroupBuilder]) -> None:

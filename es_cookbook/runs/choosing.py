@@ -186,25 +186,27 @@ def sized(config: Config, sample: AnswerSample, counts: tuple[int, int], seconds
         chosen["sampling.max_tokens"] = most = room
         config = with_options(config, chosen)
     length = float(np.mean([min(length, most) for length in lengths]))
-    rollout = _seconds_of(sample, length)
+    answered = _seconds_of(sample, length)
     num_train, num_test = counts
     if "dataset.num_test" in free and num_test:
-        most = max(_LEAST_TEST, int(_OF_EVALUATIONS / 2 * seconds / rollout))
+        most = max(_LEAST_TEST, int(_OF_EVALUATIONS / 2 * seconds / answered))
         if most < num_test:
             num_test = chosen["dataset.num_test"] = most
-    evaluation, evaluations = num_test * rollout, 2
+    evaluation, evaluations = num_test * answered, 2
     if "eval_every" in free and evaluation:
         between = max(0, int(_OF_EVALUATIONS * seconds / evaluation))  # The time may be over.
         evaluations += min(_MOST_BETWEEN, between)
     left = (1 - _SPARE) * seconds - evaluations * evaluation
-    chosen |= _shape(config, free, max(0, int(left / rollout)), num_train)
+    rollouts = int(left / _seconds_of_genome(config, sample, length))
+    chosen |= _shape(config, free, max(0, rollouts), num_train)
     config = with_options(config, chosen)
     if "eval_every" in free:
         chosen["eval_every"] = math.ceil(config.num_generations / (evaluations - 1))
         config = with_options(config, chosen)
     evaluations = sum(map(config.evaluates, range(config.num_generations + 1)))
-    generations = config.num_generations * rollouts_of(config) * rollout / (1 - _SPARE)
-    return Sizes(chosen, generations + evaluations * evaluation, length)
+    generation = rollouts_of(config) * _seconds_of_genome(config, sample, length) / (1 - _SPARE)
+    seconds = config.num_generations * generation + evaluations * evaluation
+    return Sizes(chosen, seconds, length)
 
 
 def rollouts_of(config: Config) -> int:
@@ -216,10 +218,32 @@ def rollouts_of(config: Config) -> int:
 
 def _seconds_of(sample: AnswerSample, length: float) -> float:
     """Estimate the seconds of a rollout with as many turns as the first answers had."""
-    turns = max(1.0, len(sample.answers) / sample.num_rollouts)
-    prompt = float(np.mean([answer.prompt_tokens for answer in sample.answers]))
-    seconds = cast(Pace, sample.pace).seconds(prompt, length)
-    return _OF_GENOME * turns * max(seconds, 1e-6)
+    seconds = cast(Pace, sample.pace).seconds(_prompt_tokens(sample), length)
+    return _OF_GENOME * _turns(sample) * max(seconds, 1e-6)
+
+
+def _seconds_of_genome(config: Config, sample: AnswerSample, length: float) -> float:
+    """Estimate the seconds that a genome spends on a problem, once.
+
+    With a surrogate it reads the prompt and answers to it, whose tokens cost twice since they have
+    logits, and has a share of the centre's answers.
+    """
+    answered = _seconds_of(sample, length)
+    if config.surrogate is None:
+        return answered
+    gold = math.fsum(answer.gold_tokens for answer in sample.answers) / sample.num_rollouts
+    read = config.surrogate.tokens_read(_turns(sample) * length, gold)
+    seconds = cast(Pace, sample.pace).seconds(_prompt_tokens(sample) + 2 * read, 0)
+    by_centre = config.surrogate.attempts / config.optimizer.population_size * answered
+    return _OF_GENOME * seconds + by_centre
+
+
+def _turns(sample: AnswerSample) -> float:
+    return max(1.0, len(sample.answers) / sample.num_rollouts)
+
+
+def _prompt_tokens(sample: AnswerSample) -> float:
+    return float(np.mean([answer.prompt_tokens for answer in sample.answers]))
 
 
 def _length(answer: Answer, stop: Sequence[str]) -> float:
