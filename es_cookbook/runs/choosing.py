@@ -338,12 +338,6 @@ def as_recorded(config: Config, recorded: Recorded) -> Config:
     return config
 
 
-def one_by_one(config: Config) -> Config:
-    """Return the Config with one problem per batch, if the size of a batch is to be chosen."""
-    free = _PROBLEM in config.size and has(config, _PROBLEM)
-    return with_options(config, {_PROBLEM: 1}) if free else config
-
-
 def has(config: object, path: str) -> bool:
     """Return whether a config has an option at this dotted path."""
     name, _, rest = path.partition(".")

@@ -22,6 +22,7 @@ from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.evolution.schedules import Schedule
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.scoring import Scoring, loaded
+from es_cookbook.rl.data.problem_dataset import one_by_one
 from es_cookbook.rl.types import Datasets, RLDataset
 from es_cookbook.runs.config import MAY_DIFFER, MINUTES, Config
 from es_cookbook.runs.directory.directory import HISTORY, PROFILE, SNAPSHOTS, Recorded
@@ -290,11 +291,9 @@ def check_outside(config: Config) -> None:
 
 def _one_by_one(config: Config) -> Config:
     """Return the Config with one problem per batch, if the size of a batch is to be chosen."""
-    if not config.size:
-        return config
-    from es_cookbook.runs.choosing import one_by_one
-
-    return one_by_one(config)
+    if "dataset.problems_per_generation" in config.size:
+        return chz.replace(config, dataset=one_by_one(config.dataset))
+    return config
 
 
 async def tried_sigmas(config: Config) -> "FoundSigma":

@@ -42,6 +42,7 @@ from es_cookbook.common.errors import ConfigError, ModelError, RunDirectoryError
 from es_cookbook.common.options import built
 from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.population.results import VOTE
+from es_cookbook.rl.data.problem_dataset import one_by_one
 from es_cookbook.rl.objectives import REWARD
 from es_cookbook.rl.types import ANSWER
 from es_cookbook.runs.config import Config, RunConfig
@@ -199,7 +200,8 @@ def _task(
         given = {path: text for path, text in fields.items() if _first(path) != "engine"}
     if model_name := model_name or config.model_name:
         given["model_name"] = model_name
-    return built(config_class, given)
+    task = built(config_class, given)
+    return chz.replace(task, dataset=one_by_one(task.dataset))  # There may be a few problems only.
 
 
 def _setting(

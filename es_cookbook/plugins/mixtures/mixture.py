@@ -47,7 +47,13 @@ from es_cookbook.plugins.mixtures.selection import (
     interleaved,
     quotas,
 )
-from es_cookbook.rl.data.problem_dataset import DATASETS, ChangedProblem, ProblemDataset, told_golds
+from es_cookbook.rl.data.problem_dataset import (
+    DATASETS,
+    ChangedProblem,
+    ProblemDataset,
+    one_by_one,
+    told_golds,
+)
 from es_cookbook.rl.objectives import SOLVED, outcomes
 from es_cookbook.rl.rollouts import mean_of, reward_and_solved
 from es_cookbook.rl.types import (
@@ -89,13 +95,6 @@ class Part:
             raise ConfigError(
                 f"schedule.factors must be at most {MOST:g}, found {max(self.schedule.factors):g}"
             )
-
-    @property
-    def alone(self) -> RLDatasetBuilder:
-        """The data set with batches of one: a small part may have fewer problems than its batch."""
-        if "problems_per_generation" in chz.chz_fields(self.dataset):
-            return chz.replace(self.dataset, problems_per_generation=1)
-        return self.dataset
 
 
 def easy_pool(easy: Part, main: Part, schedule: Table = EASY_POOL) -> tuple[Part, Part]:
@@ -163,7 +162,7 @@ class Mixture(RLDatasetBuilder):
     @override
     def check(self) -> None:
         for part in self.members:
-            part.alone.check()
+            one_by_one(part.dataset).check()
 
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         """Build the parts; refuses problems that one trains on and another holds out."""
@@ -171,7 +170,8 @@ class Mixture(RLDatasetBuilder):
         held_out: list[_Problem] = []
         datasets: list[ProblemDataset] = []
         for p, part in enumerate(self.members):
-            built = await part.alone(tokenizer)
+            # A small part may have fewer problems than its batch.
+            built = await one_by_one(part.dataset)(tokenizer)
             if not isinstance(built.train, ProblemDataset):
                 raise ConfigError(
                     f"part {part.tag or p}: a mixture needs problems in memory (ProblemDataset), "

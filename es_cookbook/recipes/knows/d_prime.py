@@ -74,6 +74,8 @@ def main(config: Config) -> None:
     print(f"{'generation':>10}  questions   right  agrees     yes  d'")
     for row in rows:
         for tag in ("all", "facts", "sums"):
+            if f"test/env/{tag}/yes" not in row:
+                continue  # Few held-out questions can be all of one kind.
             shares = [row[f"test/env/{tag}/{name}"] for name in ("correct", "agrees", "yes")]
             found = of_evaluation(row, tag)
             told = "-" if found is None else f"{found[0]:.2f} ± {found[1]:.2f}"

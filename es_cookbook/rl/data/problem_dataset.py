@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import Generic
 
 import anyio
+import chz
 from typing_extensions import TypeVar, override
 
 from es_cookbook.common.errors import ConfigError, DataError, leaves
@@ -36,6 +37,7 @@ from es_cookbook.rl.types import (
     LostRollout,
     Policy,
     RLDataset,
+    RLDatasetBuilder,
     SamplingParams,
     Tokenizer,
     Trajectory,
@@ -59,6 +61,13 @@ def check_count(num_rows: int, problems_per_generation: int) -> None:
             f"dataset.problems_per_generation must be from 1 to {num_rows}, the number of "
             f"training problems, found {problems_per_generation}"
         )
+
+
+def one_by_one(builder: RLDatasetBuilder) -> RLDatasetBuilder:
+    """Return the builder with batches of one problem, which fit any number of problems."""
+    if "problems_per_generation" in chz.chz_fields(builder):
+        return chz.replace(builder, problems_per_generation=1)
+    return builder
 
 
 def tell_none_held_out(source: str, test_source: str | None, advice: str) -> None:

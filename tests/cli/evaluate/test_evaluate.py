@@ -160,6 +160,14 @@ def test_a_model_is_measured_on_a_recipe_and_a_run_on_another_recipe() -> None:
     assert "5 held-out problems of countdown" in done.stdout and "at most 32 tokens" in done.stdout
 
 
+def test_a_model_is_measured_on_fewer_rows_than_a_batch_has(here: Path) -> None:
+    rows = [json.dumps({"question": f"{i}", "answer": f"{i}"}) for i in range(3)]
+    (here / "three.jsonl").write_text("\n".join(rows))
+    given = ("data=three.jsonl", "prompt={question}", "reward=exact", "split=train")
+    found = measured("model_name=model", *given, "sampling.max_tokens=2", "dataset.num_test=1")
+    assert len(found["problems"]) == 2
+
+
 @pytest.fixture(scope="module")
 def rows_run(here: Path) -> str:
     """A run on sixty rows, of which twelve are held out."""

@@ -1,6 +1,7 @@
 """The recipe that asks twice: contexts apart, rewards of claims, genomes compared, and d′."""
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from es_cookbook.recipes.knows.objective import Balanced
 from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.objectives import Outcomes
 from es_cookbook.rl.rollouts import run_rollout
+from es_cookbook.runs.directory.directory import METRICS
 from tests.recipe_problems import build, short_run
 from tools.small_model import build_model, build_tokenizer, save
 
@@ -120,3 +122,8 @@ def test_a_run_of_two_generations_and_its_table(
     generation, kind, right, agrees, yes, told = lines[-1].split()
     assert (generation, kind, right, told) == ("2", "sums", "0.0%", "-")
     assert float(agrees[:-1]) + float(yes[:-1]) == 100, "all claims are yes or no"
+    metrics = tmp_path / "run" / METRICS
+    metrics.write_text(re.sub(r'"[^"]*/sums/[^"]*": [^,]*, ', "", metrics.read_text()))
+    run_cli(main, Config, [f"log_path={tmp_path / 'run'}"])
+    kinds = [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert set(kinds) == {"all", "facts"}, "no held-out question was a sum"
