@@ -342,11 +342,15 @@ class _MixtureDataset(RLDataset):
         metric = self._config.solved_metric
         if not self.depends_on_results:
             return ()
-        if generation == 0:  # Later batches may lack the parts that report it.
+        batch = self._batch(generation)
+        # Other batches may lack the parts that report it.
+        if generation == 0 and {self._problems[i].part for i in batch} == {
+            *range(len(self._parts))
+        }:
             _check_metric(metric, groups_P)
         return [
             ProblemResult(self._keys[i], *reward_and_solved(group, metric))
-            for i, group in zip(self._batch(generation), groups_P, strict=True)
+            for i, group in zip(batch, groups_P, strict=True)
         ]
 
     @override

@@ -14,6 +14,7 @@ from typing_extensions import override
 from es_cookbook import EnvGroupBuilder, Grade, Observation, RLDataset, RLDatasetBuilder
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.evolution.schedules import Table
+from es_cookbook.plugins.mixtures import mixture
 from es_cookbook.plugins.mixtures.mixture import Mixture, Part, easy_pool
 from es_cookbook.plugins.mixtures.selection import Curriculum, Filter, Replay, Stream, quotas
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
@@ -216,6 +217,25 @@ async def test_a_metric_that_no_gold_answer_reports_is_refused() -> None:
         await _built(Part(dataset=Numbers()), solved_metric=metric)
     with pytest.raises(ConfigError, match=r"dataset.solved_metric must be .*, found 'solved'"):
         await _built(Part(dataset=Numbers()), solved_metric="solved")
+
+
+@pytest.mark.parametrize("from_generation", [0, 5])
+async def test_a_metric_may_be_that_of_a_later_part(
+    from_generation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixture, "told_golds", AsyncMock(return_value=[]))  # None are known.
+    later = (
+        Table(generations=(0, from_generation), factors=(0.0, 1.0)) if from_generation else Table()
+    )
+    parts = Part(dataset=Numbers()), Part(dataset=Numbers(kind=2), schedule=later)
+    dataset = await _built(
+        *parts, solved_metric="later", replay=Replay(), problems_per_generation=8
+    )
+    if from_generation:
+        assert len(_go(dataset, 2, lambda _: 0.5)) == 2
+    else:
+        with pytest.raises(ConfigError, match=r"solved_metric must be .*, found 'later'"):
+            _go(dataset, 2, lambda _: 0.5)
 
 
 LATER_NOTHING = Part(dataset=Numbers(), schedule=Table(generations=(0, 9), factors=(1.0, 0.0)))
