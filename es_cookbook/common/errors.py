@@ -27,6 +27,10 @@ class ConfigError(ESCookbookError, ValueError):
     """A field of a Config, or a combination of fields, that cannot work."""
 
 
+class DivergedError(ConfigError):
+    """Weights or losses that are not finite, after steps that were too large."""
+
+
 class DataError(ESCookbookError, ValueError):
     """A row of a dataset that cannot be used; names the file and the line."""
 

@@ -32,7 +32,7 @@ from es_cookbook.checkpoints.models import load_causal_lm, no_progress_bar
 from es_cookbook.checkpoints.quantised import is_quantised
 from es_cookbook.checkpoints.tensors import metadata
 from es_cookbook.common.configs import config_to_json
-from es_cookbook.common.errors import ConfigError, EngineError, RunDirectoryError
+from es_cookbook.common.errors import ConfigError, DivergedError, EngineError, RunDirectoryError
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.engines.base import Engine
 from es_cookbook.engines.torch.memory import trim
@@ -290,13 +290,13 @@ async def take_weights(engine: Engine, weights: Mapping[str, torch.Tensor], log_
     They pass through a file in the run directory, which engines on other machines may read.
 
     Raises:
-        ConfigError: Some are not finite: training has diverged.
+        DivergedError: Some are not finite.
         EngineError: The engine reports another fingerprint.
     """
     taken = {name: weight.detach().float().cpu().contiguous() for name, weight in weights.items()}
     for name, weight in taken.items():
         if not weight.sum().isfinite():
-            raise ConfigError(
+            raise DivergedError(
                 f"training has diverged: {name} has numbers that are not finite; lower "
                 "learning_rate"
             )

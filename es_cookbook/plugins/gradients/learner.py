@@ -28,7 +28,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from es_cookbook.checkpoints.models import Vocabulary
-from es_cookbook.common.errors import ConfigError, DataError, ModelError, RunDirectoryError
+from es_cookbook.common.errors import (
+    ConfigError,
+    DataError,
+    DivergedError,
+    ModelError,
+    RunDirectoryError,
+)
 from es_cookbook.engines.torch.kernels.products import products_of
 from es_cookbook.engines.torch.memory import total_bytes
 from es_cookbook.rl.rollouts import Example
@@ -111,7 +117,7 @@ class Learner:
             The value that was maximised, before the step, and the gradient norm before clipping.
 
         Raises:
-            ConfigError: One of them is not finite: earlier steps were too large.
+            DivergedError: One of them is not finite.
         """
         for weight in self.weights.values():
             weight.grad = None
@@ -130,7 +136,7 @@ class Learner:
                 states_N_D.backward(kept_N_D.grad)
         norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), self._max_gradient_norm)
         if not math.isfinite(total + float(norm)):
-            raise ConfigError(
+            raise DivergedError(
                 "training has diverged: the loss or its gradient is not finite; lower learning_rate"
             )
         for optimizer, factor in zip(self._optimizers, self._factors, strict=True):

@@ -53,7 +53,7 @@ from es_cookbook.cli.options import recipe_defaults
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_with_fields
 from es_cookbook.common.configs import config_to_json, trust_of
-from es_cookbook.common.errors import ConfigError, nearest
+from es_cookbook.common.errors import ConfigError, DivergedError, nearest
 from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file
 from es_cookbook.common.options import built
 from es_cookbook.common.terminal import markdown
@@ -139,13 +139,13 @@ class _Entry:
 
     Attributes:
         config: Config with the original learning rate.
-        tried: factor on the learning rate -> reward at the end.
+        tried: factor on the learning rate -> reward at the end; None if training diverged.
         finals_R: metrics of the last weights of each run.
     """
 
     config: AnyConfig
     factor: float
-    tried: Mapping[float, float]
+    tried: Mapping[float, float | None]
     metric: str
     runs_R: Sequence[RunFiles]
     finals_R: Sequence[Metrics]
@@ -282,13 +282,20 @@ def _run_contestant(
         path = compare.directory / f"{name}-x{factor:g}-seed{seed}"
         return _at(config, factor, seed, path)
 
-    tried: dict[float, float] = {}
+    tried: dict[float, float | None] = {}
     for factor in factors if len(factors) > 1 else ():
         print(f"{name}: trying {factor:g} x its learning rate", flush=True)
         run = at(factor, compare.tuning_seed)
-        train(run)
-        tried[factor] = _reward_at_the_end(Path(run.log_path))
-    factor = max(tried, key=lambda each: tried[each]) if tried else factors[0]
+        try:
+            train(run)
+            tried[factor] = _reward_at_the_end(Path(run.log_path))
+        except DivergedError as error:
+            print(f"{name}: {error}", flush=True)
+            tried[factor] = None
+    ended = {each: reward for each, reward in tried.items() if reward is not None}
+    if tried and not ended:
+        raise DivergedError(f"{name}: training has diverged with all factors; give smaller ones")
+    factor = max(ended, key=lambda each: ended[each]) if ended else factors[0]
     finals: list[Metrics] = []
     runs = [at(factor, seed) for seed in compare.seeds]
     for run in runs:
@@ -436,7 +443,10 @@ def _percent(values_R: Sequence[float]) -> str:
 
 def _tried(name: str, entry: _Entry) -> str:
     rate = _learning_rate(entry.config)
-    cells = {f: f"{rate * f:.3g}: {reward:.3f}" for f, reward in entry.tried.items()}
+    cells = {
+        f: f"{rate * f:.3g}: {'diverged' if reward is None else f'{reward:.3f}'}"
+        for f, reward in entry.tried.items()
+    }
     cells[entry.factor] = f"**{cells[entry.factor]}**"
     return f"- {name}: {', '.join(cells.values())}"
 

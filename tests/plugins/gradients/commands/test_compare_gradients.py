@@ -156,3 +156,17 @@ def test_a_comparison_runs_chooses_measures_and_goes_on_without_running_again(
     again: dict[str, Any] = json.loads((tmp_path / "comparison.json").read_text())
     for each in again["contestants"].values():
         assert "test/pass@3" in each["finals"][0]
+
+
+@pytest.mark.slow
+def test_a_trial_that_diverges_does_not_end_the_comparison(tmp_path: Path) -> None:
+    options = (*ARITHMETIC, f"log_path={tmp_path}", "contestants=gold", "at_equal=seconds")
+    sizes = ("num_generations=3", "dataset.num_train=64", "seeds=0", "pass_at=2")
+    done = typed("compare-gradients", *options, *sizes, "factors=1,1e29")
+    assert "gold: training has diverged: " in done.stdout
+    found = json.loads((tmp_path / "comparison.json").read_text())["contestants"]["gold"]
+    assert found["tried"]["1e+29"] is None and found["learning_rate"] == pytest.approx(3e-4)
+    assert "**, 3e+25: diverged" in (tmp_path / "comparison.md").read_text()
+    done = typed("compare-gradients", *options, *sizes, "factors=1e29,1e30")
+    assert done.returncode == 1
+    assert "gold: training has diverged with all factors; give smaller ones" in done.stderr
