@@ -92,7 +92,9 @@ def test_what_was_found_is_in_the_header_and_is_what_the_run_has(recorded: Path)
     assert abs(genome.terms[0].coefficient) == sigma
 
 
-def test_a_fork_keeps_what_was_found(recorded: Path, tmp_path: Path) -> None:
+def test_a_fork_keeps_what_was_found_but_for_the_rate_of_another_population(
+    recorded: Path, tmp_path: Path
+) -> None:
     def forks(output: str, *options: str) -> str:
         at = (f"log_path={recorded}", "generation=1", f"output={tmp_path / output}")
         return typed("fork", "trust=tests", *at, *options).stderr
@@ -102,6 +104,19 @@ def test_a_fork_keeps_what_was_found(recorded: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     ours, theirs = (read_header(path / "history.jsonl") for path in (tmp_path / "longer", recorded))
     assert ours is not None and theirs is not None and ours.found == theirs.found
+    sigma = theirs.found["sigma"]
+    for output, option, expected in (
+        (
+            "wide",
+            "population_size=16",
+            {"sigma": sigma, "learning_rate": float(f"{2 * sigma:.1e}")},
+        ),
+        ("near", "sigma=0.001", {"learning_rate": 0.001}),
+        ("given", "learning_rate=0.5", {"sigma": sigma}),
+    ):
+        assert forks(output, f"optimizer.{option}") == ""
+        header = read_header(tmp_path / output / "history.jsonl")
+        assert header is not None and header.found == pytest.approx(expected)
     sentence = "optimizer.learning_rate=auto is found before the first generation of a run"
     options = ("optimizer=adam", "optimizer.sigma=0.1", "optimizer.learning_rate=auto")
     assert sentence in forks("other", *options)

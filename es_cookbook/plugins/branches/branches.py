@@ -9,7 +9,7 @@ before the copy is on the disk.
 
 import contextlib
 import dataclasses
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
@@ -38,11 +38,18 @@ from es_cookbook.runs.history.format import Fork
 from es_cookbook.runs.history.store import first_generations
 
 
-def fork_run(source: Path, generation: int | None, output: Path, config_json: str) -> int:
+def fork_run(
+    source: Path,
+    generation: int | None,
+    output: Path,
+    config_json: str,
+    found: Mapping[str, float],
+) -> int:
     """Make a run directory that begins with the first generations of another run.
 
     Takes all recorded generations if `generation` is None. `source` is only read and may be in
-    progress. `config_json` comes from the user of this process.
+    progress. `config_json` comes from the user of this process, and `found` has values for those of
+    its optimizer's options that are `auto`.
 
     Returns:
         The number of generations taken.
@@ -57,7 +64,8 @@ def fork_run(source: Path, generation: int | None, output: Path, config_json: st
     refuse_lost_history(recorded)
     prefix = first_generations(recorded.history, source / HISTORY, generation)
     taken = prefix.generations
-    header = prefix.header and dataclasses.replace(prefix.header, fork=Fork(str(source), taken))
+    fork = Fork(str(source), taken)
+    header = prefix.header and dataclasses.replace(prefix.header, fork=fork, found=found)
     forked = dataclasses.replace(prefix, header=header)
     with _new_directory(output) as beside:
         replace_file(beside / CONFIG, [config_json.encode()])

@@ -9,6 +9,7 @@ as at the start of a run. The other run is only read.
 """
 
 from pathlib import Path
+from typing import cast
 
 import chz
 
@@ -19,6 +20,7 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.options import built
 from es_cookbook.common.terminal import command
 from es_cookbook.plugins.branches.branches import fork_run
+from es_cookbook.population.step_sizes import options_of
 from es_cookbook.runs.config import Config, recorded_config
 from es_cookbook.runs.directory.directory import HISTORY
 from es_cookbook.runs.history.store import read_header
@@ -56,9 +58,15 @@ def main(fork: Fork, fields: dict[str, str]) -> None:
             raise ConfigError(f"trackers.{name} must not be that of the other run: give another")
     header = read_header(source / HISTORY)
     is_alike = type(forked.optimizer) is type(recorded.optimizer)
-    forked.optimizer.settled(header.found if header and is_alike else {})  # Or it cannot begin.
+    found = header.found if header and is_alike else {}
+    optimizer = forked.optimizer.settled(found)  # Or it cannot begin.
+    if forked.optimizer != recorded.optimizer and forked.optimizer.unsettled:
+        # Another population or schedule has another rate, at the sigma that was found.
+        sigma = cast(float, getattr(optimizer, "sigma", None))
+        again = options_of(forked.optimizer, sigma, forked.num_generations)
+        found = {name: sigma if name == "sigma" else again[name] for name in again}
     config = config_to_json(forked)
-    taken = fork_run(source, fork.generation, output, config)
+    taken = fork_run(source, fork.generation, output, config, found)
     begins = (
         f"with generations 1 to {taken} of {fork.log_path}; to go on"
         if taken

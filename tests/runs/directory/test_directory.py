@@ -96,7 +96,7 @@ def test_a_history_that_is_lost_is_not_begun_again(tmp_path: Path, missing: bool
         opened(tmp_path, CONFIG, "resume")
     for change in (
         lambda: rewind_run(tmp_path, 0),
-        lambda: fork_run(tmp_path, None, tmp_path / "fork", CONFIG),
+        lambda: fork_run(tmp_path, None, tmp_path / "fork", CONFIG, {}),
     ):
         with pytest.raises(HistoryError, match=said):
             change()
