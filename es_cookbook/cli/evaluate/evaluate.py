@@ -200,7 +200,7 @@ def _task(
         given = {path: text for path, text in fields.items() if _first(path) != "engine"}
     if model_name := model_name or config.model_name:
         given["model_name"] = model_name
-    task = built(config_class, given)
+    task: RunConfig = built(config_class, given)
     return chz.replace(task, dataset=one_by_one(task.dataset))  # There may be a few problems only.
 
 

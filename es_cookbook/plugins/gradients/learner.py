@@ -5,7 +5,9 @@ policy gradients.
 
 Sequences are padded on the right, where no real token attends to the padding, so any token can be
 padding, and a tokenizer needs no padding token. A batch that is too large for one pass is split
-into parts of similar length whose gradients are added: parts change memory and speed only.
+into parts of similar length whose gradients are added: parts change memory and speed only. A prompt
+with many answers is a part that reads it once: its keys and values are those of all answers, and
+get the sum of their gradients. Whether a model's class computes that right is tried.
 
 Logits over a large vocabulary would need more memory than everything else. So the model runs in
 two halves: first the hidden states; then, for a few of these at a time, logits, loss and gradient,
@@ -24,7 +26,7 @@ from typing import Any, Literal, TypeAlias, cast
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from es_cookbook.checkpoints.models import Vocabulary
@@ -46,6 +48,8 @@ _ROOM = 1 / 10
 """Share of total memory for activations; free memory varies, and runs should be reproducible."""
 MOST_TOKENS = 16_384
 """Tokens of a pass; products of more are not faster."""
+WORTH_A_PASS = 256
+"""Tokens of prompts that are not read again, above which a prompt has a pass of its own."""
 _WITH_BFLOAT16 = ("cpu", "cuda")
 """Kinds of devices on which gradients in bfloat16 have been measured."""
 Objective: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -94,6 +98,7 @@ class Learner:
         self._products = products
         self._halves = _Halves(model)
         self._halves.check()
+        self._shares = self._halves.reads_prompts_once([*self.weights.values()])
         if tokens_per_pass is None:
             room = _ROOM * total_bytes(model.device) / _bytes_per_token(model)
             tokens_per_pass = max(1, min(int(room), MOST_TOKENS))
@@ -168,19 +173,33 @@ class Learner:
                 f"a prompt and its answer have {longest} tokens, and the model's context "
                 f"{self._most_tokens}: shorten the answers, or leave out those that are too long"
             )
-        return in_parts(learned, self._tokens_per_pass)
+        with_prompt: dict[tuple[int, ...], list[Example]] = {}
+        for example in learned:
+            with_prompt.setdefault(_prompt(example) if self._shares else (), []).append(example)
+        alone: list[Example] = []
+        parts: list[list[Example]] = []
+        for prompt_T, answers in with_prompt.items():
+            if (len(answers) - 1) * len(prompt_T) < WORTH_A_PASS:
+                alone += answers
+            else:
+                parts += in_parts(answers, self._tokens_per_pass, len(prompt_T))
+        return parts + in_parts(alone, self._tokens_per_pass)
 
     def _origins(self, part: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return hidden states that predict the learned tokens, their ids, and three numbers.
 
         The numbers are the log-probability at sampling, the weight and the count.
         """
-        device, rows = self.model.device, [torch.tensor(example.tokens_T) for example in part]
+        device, prompts = self.model.device, {_prompt(example) for example in part}
+        is_shared = self._shares and len(prompts) == 1 < len(part)
+        prompt_T = torch.tensor(prompts.pop() if is_shared else (), dtype=torch.long)
+        start = len(prompt_T)
+        rows = [torch.tensor(example.tokens_T[start:]) for example in part]
         tokens_B_T = pad_sequence(rows, batch_first=True)
         length = tokens_B_T.shape[1]
-        states_B_T_D = self._halves.hidden(tokens_B_T.to(device))
+        states_B_T_D = self._halves.hidden(tokens_B_T.to(device), prompt_T.to(device))
         learned = [(b, t) for b, example in enumerate(part) for t in learned_places(example)]
-        chosen = torch.tensor([b * length + t - 1 for b, t in learned], device=device)
+        chosen = torch.tensor([b * length + t - 1 - start for b, t in learned], device=device)
         ids = torch.tensor([part[b].tokens_T[t] for b, t in learned], device=device)
         numbers = [
             (part[b].sampled_T[t] if part[b].sampled_T else 0.0, part[b].weight, part[b].count)
@@ -258,9 +277,15 @@ class _Halves:
         self._name = self._model.base_model_prefix
         self.vocabulary_size = int(self._model.config.get_text_config().vocab_size)
 
-    def hidden(self, tokens_B_T: torch.Tensor) -> torch.Tensor:
-        """Return hidden states (B, T, D)."""
-        return getattr(self._model, self._name)(input_ids=tokens_B_T, use_cache=False)[0]
+    def hidden(self, tokens_B_T: torch.Tensor, prompt_T: torch.Tensor) -> torch.Tensor:
+        """Return hidden states (B, T, D) of tokens behind a prompt, which is read once."""
+        first = getattr(self._model, self._name)
+        if not len(prompt_T):
+            return first(input_ids=tokens_B_T, use_cache=False)[0]
+        cache = DynamicCache(config=self._model.config)
+        first(input_ids=prompt_T[None], past_key_values=cache, use_cache=True)
+        cache.batch_repeat_interleave(len(tokens_B_T))
+        return first(input_ids=tokens_B_T, past_key_values=cache, use_cache=True)[0]
 
     def logits(self, hidden_N_D: torch.Tensor) -> torch.Tensor:
         """Return logits (N, V) of given hidden states, as the model computes them."""
@@ -282,7 +307,9 @@ class _Halves:
         token = torch.zeros(1, 1, dtype=torch.long, device=self._model.device)
         try:
             whole = self._model(input_ids=token, use_cache=False).logits[0]
-            is_same = torch.allclose(self.logits(self.hidden(token)[0]), whole, 1e-3, 1e-3)
+            is_same = torch.allclose(
+                self.logits(self.hidden(token, token[0, :0])[0]), whole, 1e-3, 1e-3
+            )
         except (AttributeError, RuntimeError, TypeError, ValueError):
             is_same = False
         if not is_same:
@@ -290,6 +317,32 @@ class _Halves:
                 f"{type(self._model).__name__} cannot be trained by gradients here: its logits "
                 "are not made of its last hidden states alone"
             )
+
+    @torch.enable_grad()
+    def reads_prompts_once(self, weights: Sequence[torch.nn.Parameter]) -> bool:
+        """Return whether answers behind a prompt that is read once have their states, gradient too.
+
+        Not so, for example, with layers that keep a state in place of keys and values.
+        """
+        padding = self._model.config.get_text_config().pad_token_id  # Classes warn of it.
+        some = [t for t in range(min(32, self.vocabulary_size)) if t != padding] * 30
+        tokens_B_T = torch.tensor(some[:30], device=self._model.device).view(2, 15)
+        tokens_B_T[1, :10] = prompt_T = tokens_B_T[0, :10]
+        few = sorted(weights, key=torch.numel)[:1]
+        try:
+            found, expected = (
+                (states, *torch.autograd.grad(states[..., 0].sum(), few, materialize_grads=True))
+                for states in (
+                    self.hidden(tokens_B_T[:, 10:], prompt_T),
+                    self.hidden(tokens_B_T, prompt_T[:0])[:, 10:],
+                )
+            )
+            return all(
+                torch.allclose(one, other, 1e-3, 1e-3 * other.detach().abs().max().item())
+                for one, other in zip(found, expected, strict=True)
+            )
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
+            return False
 
 
 class _Given(torch.nn.Module):
@@ -341,8 +394,17 @@ def most_tokens(model: PreTrainedModel) -> int:
     return int(found) if found > 0 else 2**31  # -1 is XLNet's value for no limit.
 
 
-def in_parts(examples: Sequence[Example], tokens_per_pass: int) -> list[list[Example]]:
+def _prompt(example: Example) -> tuple[int, ...]:
+    """Return the tokens before the one that the first learned token follows."""
+    return tuple(example.tokens_T[: learned_places(example)[0] - 1])
+
+
+def in_parts(
+    examples: Sequence[Example], tokens_per_pass: int, num_shared: int = 0
+) -> list[list[Example]]:
     """Group sequences of similar length, with at most so many padded tokens a part.
+
+    Each part reads their first `num_shared` tokens once.
 
     The longest come first, so that later parts fit into the memory that these have freed. If all
     fit into one part, their order is kept.
@@ -353,13 +415,14 @@ def in_parts(examples: Sequence[Example], tokens_per_pass: int) -> list[list[Exa
     """
 
     def length(example: Example) -> int:
-        return len(example.tokens_T)
+        return len(example.tokens_T) - num_shared
 
-    if examples and len(examples) * max(map(length, examples)) <= tokens_per_pass:
+    room = tokens_per_pass - num_shared
+    if examples and len(examples) * max(map(length, examples)) <= room:
         return [list(examples)]
     parts: list[list[Example]] = []
     for example in sorted(examples, key=length, reverse=True):
-        if not parts or (len(parts[-1]) + 1) * length(parts[-1][0]) > tokens_per_pass:
+        if not parts or (len(parts[-1]) + 1) * length(parts[-1][0]) > room:
             parts.append([])
         parts[-1].append(example)
     return parts

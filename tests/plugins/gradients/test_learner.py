@@ -56,8 +56,15 @@ def test_parts_and_halves_change_nothing(
     examples, is_linear = answers(), family in LINEAR_FAMILIES
     path = make_linear_model(family, tmp_path / "model") if is_linear else tiny_model(family)
     plain = learned(path, examples, tokens_per_pass=1000)
-    for logits, how in ((2 * VOCABULARY, {}), (3 * VOCABULARY, {"tokens_per_pass": 50})):
+    limited = {"tokens_per_pass": 50}
+    for logits, worth, how in (
+        (2 * VOCABULARY, 256, {}),
+        (3 * VOCABULARY, 256, limited),
+        (2 * VOCABULARY, 1, {}),  # A pass for each prompt.
+        (2 * VOCABULARY, 1, limited),
+    ):
         monkeypatch.setattr(learner_module, "LOGITS_AT_ONCE", logits)
+        monkeypatch.setattr(learner_module, "WORTH_A_PASS", worth)
         found = learned(path, examples, **how)
         assert found.keys() == plain.keys()
         for name, values in plain.items():
