@@ -223,8 +223,9 @@ def _scores(task: Task) -> str:
     entries = task["contestants"]
     seconds, k = shared([*entries.values()], "seconds"), task["pass_at"]
     columns = (f"pass@1, maj@{k}, pass@{k} at T = 1", "KL", "other task", "peak, GiB")
-    head = ["", "learns from", f"greedy, after {seconds:.0f} s", "at the end", "after s"]
-    head += ["evaluations", *columns]
+    times = seconds / 2, seconds
+    after = [f"greedy, after {time:.0f} s" for time in times]
+    head = ["", "learns from", *after, "at the end", "after s", "evaluations", *columns]
 
     def sampled(runs: Sequence[Run]) -> list[str]:
         keys = ("test/pass@1", f"test/maj@{k}", f"test/pass@{k}")
@@ -234,14 +235,16 @@ def _scores(task: Task) -> str:
         return [", ".join(filter(None, three)), _cell(kl, ".2f"), _cell(other, ".0f", " %")]
 
     base: Run = {**next(iter(entries.values()))["runs"][0], "final": task["base"]}
-    rows = [["base", "", f"{100 * _base_score(task):.1f} %", "", "", "", *sampled([base]), ""]]
+    rows = [
+        ["base", "", *2 * [f"{100 * _base_score(task):.1f} %"], "", "", "", *sampled([base]), ""]
+    ]
     for name, entry in entries.items():
         runs, ends = entry["runs"], [run["points"][-1] for run in entry["runs"]]
         rows.append(
             [
                 f"`{name}`",
                 entry["told"],
-                _points([score_at(run, "seconds", seconds) for run in runs]),
+                *(_points([score_at(run, "seconds", time) for run in runs]) for time in times),
                 _points([end["score"] for end in ends]),
                 f"{fmean(end['seconds'] for end in ends):.0f}",
                 f"{fmean(end['evaluations'] for end in ends):,.0f}",
