@@ -18,7 +18,7 @@ from es_cookbook.plugins.gradients.policy_gradient import PPO
 from es_cookbook.plugins.gradients.sft import likelihood
 from es_cookbook.rl.rollouts import Example
 from tests.linear_models import LINEAR_FAMILIES, make_linear_model
-from tests.tiny_models import VOCABULARY
+from tests.tiny_models import VOCABULARY, new_model
 
 
 def answers(seed: int = 0) -> list[Example]:
@@ -69,6 +69,27 @@ def test_parts_and_halves_change_nothing(
         assert found.keys() == plain.keys()
         for name, values in plain.items():
             torch.testing.assert_close(found[name], values, atol=2e-5, rtol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma3", "gpt_neox", "mamba"])
+def test_a_prompt_is_read_once_for_all_its_answers(
+    family: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner_module, "WORTH_A_PASS", 1)
+    if family == "mamba":  # It keeps a state in place of keys and values.
+        sizes = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 2}
+        lm = new_model("mamba", vocab_size=VOCABULARY, **sizes).eval()
+    else:
+        lm = load_causal_lm(str(tiny_model(family)), "float32", torch.device("cpu"))
+    learner = Learner(lm, [name for name, _ in lm.named_parameters()])
+    read: list[int] = []
+    lm.get_input_embeddings().register_forward_hook(
+        lambda _, given, __: read.append(given[0].numel())
+    )
+    said = [(10, 11, 12), (13,), (14, 15)]
+    learner.logprobs([Example((5, 6, 7, 8, *s), (False,) * 4 + (True,) * len(s)) for s in said])
+    # The last token of the prompt is read with each answer, as its first token follows from it.
+    assert read == ([3 * 7] if family == "mamba" else [3, 3 * 4])
 
 
 def test_a_step_tells_what_was_maximised_before_it(tiny_model: Callable[[str], Path]) -> None:
