@@ -141,7 +141,7 @@ def written_now(recorded: str) -> str:
 
 def resumed(path: Path, original: dict[str, bytes]) -> None:
     header = read_header(path / "history.jsonl") or UNKNOWN
-    config_json = written_now(original["config.json"].decode(), {})
+    config_json = written_now(original["config.json"].decode())
     length = json.loads(config_json)["num_generations"]
     state = run_state(Recorded(path), config_json, length, "resume", MAY_DIFFER)
     history = begin_in(path, header, state, config_json, length)
