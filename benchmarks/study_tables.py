@@ -330,10 +330,11 @@ def summary(results: Path = RESULTS) -> str:
     )
 
 
-def _cpu_of(tasks: Mapping[str, Task]) -> object:
-    """The processor of the first run."""
+def _cpu_of(tasks: Mapping[str, Task]) -> str:
+    """The processor of the first run, without marks."""
     task = next(iter(tasks.values()))
-    return next(iter(task["contestants"].values()))["runs"][0]["machine"]["cpu"]
+    name = str(next(iter(task["contestants"].values()))["runs"][0]["machine"]["cpu"])
+    return name.replace("(R)", "").removesuffix(" Processor")
 
 
 def _summary(tasks: Mapping[str, Task]) -> str:

@@ -324,7 +324,8 @@ class _Halves:
 
         Not so, for example, with layers that keep a state in place of keys and values.
         """
-        padding = self._model.config.get_text_config().pad_token_id  # Classes warn of it.
+        # Classes warn of padding.
+        padding = getattr(self._model.config.get_text_config(), "pad_token_id", None)
         some = [t for t in range(min(32, self.vocabulary_size)) if t != padding] * 30
         tokens_B_T = torch.tensor(some[:30], device=self._model.device).view(2, 15)
         tokens_B_T[1, :10] = prompt_T = tokens_B_T[0, :10]
