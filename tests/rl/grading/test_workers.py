@@ -1,5 +1,6 @@
 """Calls in worker processes: results, errors, time-outs, and that the pool leaks nothing."""
 
+import contextlib
 import functools
 import gc
 import os
@@ -24,8 +25,8 @@ ROOT = Path(__file__).parents[3]
 
 async def ended(pid: int) -> None:
     """Wait until a process has ended."""
-    with anyio.fail_after(10):
-        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+    with anyio.fail_after(10), contextlib.suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
             await anyio.sleep(0.01)
 
 
