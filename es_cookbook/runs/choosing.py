@@ -289,7 +289,8 @@ def _shape(
     if not config.num_pairs:
         genomes = config.optimizer.population_size
         problems = int(getattr(config.dataset, "problems_per_generation", 1))
-        if "optimizer.population_size" in free:
+        # With a surrogate, directions are worth more than problems (docs/lab_notes.md).
+        if "optimizer.population_size" in free and config.surrogate is None:
             wanted = math.sqrt(2 * each) if _PROBLEM in free else each / problems
             count = 2 ** round(math.log2(_within(wanted, *_GENOMES)))
             with contextlib.suppress(ConfigError):  # Its optimizer or search space may need more.

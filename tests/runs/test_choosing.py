@@ -68,7 +68,8 @@ def test_a_run_takes_about_the_time_that_it_has(
         assert 0.6 * seconds < by_hand < 1.1 * seconds
         assert genome * choosing.rollouts_of(run) < seconds / 5
     else:
-        assert (surrogate, seconds) == ("centre", 300.0)
+        assert surrogate is not None and seconds == 300.0
+    assert surrogate is None or "optimizer.population_size" not in found.chosen
 
 
 @pytest.mark.parametrize("path", SIZES)
