@@ -235,9 +235,8 @@ def _scores(task: Task) -> str:
         return [", ".join(filter(None, three)), _cell(kl, ".2f"), _cell(other, ".0f", " %")]
 
     base: Run = {**next(iter(entries.values()))["runs"][0], "final": task["base"]}
-    rows = [
-        ["base", "", *2 * [f"{100 * _base_score(task):.1f} %"], "", "", "", *sampled([base]), ""]
-    ]
+    before = [f"{100 * _base_score(task):.1f} %"] * len(times)
+    rows = [["base", "", *before, "", "", "", *sampled([base]), ""]]
     for name, entry in entries.items():
         runs, ends = entry["runs"], [run["points"][-1] for run in entry["runs"]]
         rows.append(
@@ -355,8 +354,9 @@ def _summary(tasks: Mapping[str, Task]) -> str:
             else ""
             for entries, s in zip(shown, seconds, strict=True)
         ]
-        peaks = sorted(f"{peak:.1f}" for entry in there for peak in _gib(entry["runs"]))
-        peak = peaks[0] if peaks[0] == peaks[-1] else f"{peaks[0]} to {peaks[-1]}"
+        peaks = [peak for entry in there for peak in _gib(entry["runs"])]
+        low, high = f"{min(peaks):.1f}", f"{max(peaks):.1f}"
+        peak = low if low == high else f"{low} to {high}"
         rows.append([there[0]["told"], method, *cells, peak])
     return markdown(["learns from", "method", *heads, "peak memory, GiB"], rows)
 

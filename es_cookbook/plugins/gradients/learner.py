@@ -192,12 +192,12 @@ class Learner:
         """
         device, prompts = self.model.device, {_prompt(example) for example in part}
         is_shared = self._shares and len(prompts) == 1 < len(part)
-        prompt_T = torch.tensor(prompts.pop() if is_shared else (), dtype=torch.long)
+        prompt_T = prompts.pop() if is_shared else ()
         start = len(prompt_T)
         rows = [torch.tensor(example.tokens_T[start:]) for example in part]
         tokens_B_T = pad_sequence(rows, batch_first=True)
         length = tokens_B_T.shape[1]
-        states_B_T_D = self._halves.hidden(tokens_B_T.to(device), prompt_T.to(device))
+        states_B_T_D = self._halves.hidden(tokens_B_T.to(device), prompt_T)
         learned = [(b, t) for b, example in enumerate(part) for t in learned_places(example)]
         chosen = torch.tensor([b * length + t - 1 - start for b, t in learned], device=device)
         ids = torch.tensor([part[b].tokens_T[t] for b, t in learned], device=device)
@@ -277,13 +277,14 @@ class _Halves:
         self._name = self._model.base_model_prefix
         self.vocabulary_size = int(self._model.config.get_text_config().vocab_size)
 
-    def hidden(self, tokens_B_T: torch.Tensor, prompt_T: torch.Tensor) -> torch.Tensor:
+    def hidden(self, tokens_B_T: torch.Tensor, prompt_T: Sequence[int] = ()) -> torch.Tensor:
         """Return hidden states (B, T, D) of tokens behind a prompt, which is read once."""
         first = getattr(self._model, self._name)
-        if not len(prompt_T):
+        if not prompt_T:
             return first(input_ids=tokens_B_T, use_cache=False)[0]
+        prompt_1_T = torch.tensor([prompt_T], device=tokens_B_T.device)
         cache = DynamicCache(config=self._model.config)
-        first(input_ids=prompt_T[None], past_key_values=cache, use_cache=True)
+        first(input_ids=prompt_1_T, past_key_values=cache, use_cache=True)
         cache.batch_repeat_interleave(len(tokens_B_T))
         return first(input_ids=tokens_B_T, past_key_values=cache, use_cache=True)[0]
 
@@ -307,9 +308,7 @@ class _Halves:
         token = torch.zeros(1, 1, dtype=torch.long, device=self._model.device)
         try:
             whole = self._model(input_ids=token, use_cache=False).logits[0]
-            is_same = torch.allclose(
-                self.logits(self.hidden(token, token[0, :0])[0]), whole, 1e-3, 1e-3
-            )
+            is_same = torch.allclose(self.logits(self.hidden(token)[0]), whole, 1e-3, 1e-3)
         except (AttributeError, RuntimeError, TypeError, ValueError):
             is_same = False
         if not is_same:
@@ -328,14 +327,14 @@ class _Halves:
         padding = getattr(self._model.config.get_text_config(), "pad_token_id", None)
         some = [t for t in range(min(32, self.vocabulary_size)) if t != padding] * 30
         tokens_B_T = torch.tensor(some[:30], device=self._model.device).view(2, 15)
-        tokens_B_T[1, :10] = prompt_T = tokens_B_T[0, :10]
+        tokens_B_T[1, :10] = tokens_B_T[0, :10]
         few = sorted(weights, key=torch.numel)[:1]
         try:
             found, expected = (
                 (states, *torch.autograd.grad(states[..., 0].sum(), few, materialize_grads=True))
                 for states in (
-                    self.hidden(tokens_B_T[:, 10:], prompt_T),
-                    self.hidden(tokens_B_T, prompt_T[:0])[:, 10:],
+                    self.hidden(tokens_B_T[:, 10:], tokens_B_T[0, :10].tolist()),
+                    self.hidden(tokens_B_T)[:, 10:],
                 )
             )
             return all(
