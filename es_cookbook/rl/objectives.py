@@ -151,8 +151,17 @@ class Objective(ABC):
     @property
     def follows_results(self) -> bool:
         """Whether it, or one inside it, needs `Outcomes.solved_T`."""
-        parts = (getattr(self, name) for name in chz.chz_fields(self))
-        return any(isinstance(part, Objective) and part.follows_results for part in parts)
+        return any(part.follows_results for part in self._parts)
+
+    @property
+    def compares_genomes(self) -> bool:
+        """Whether a score, its own or of one inside it, depends on other genomes' attempts."""
+        return any(part.compares_genomes for part in self._parts)
+
+    @property
+    def _parts(self) -> Sequence["Objective"]:
+        fields = (getattr(self, name) for name in chz.chz_fields(self))
+        return [field for field in fields if isinstance(field, Objective)]
 
     def metrics(self, outcomes: Outcomes) -> Metrics:
         """Return metrics `objective/...` of a generation; none by default."""

@@ -317,6 +317,11 @@ class Config(RunConfig):
                 "batch_per_pair leaves no problem that all attempt: it does not go with "
                 "optimizer.evaluate_centre"
             )
+        if self.batch_per_pair and self.objective.compares_genomes:
+            raise ConfigError(
+                "batch_per_pair gives each pair of genomes other problems, and this objective "
+                "compares all genomes at a problem: leave one of them out"
+            )
 
     def _check_surrogate(self, surrogate: AnswerSource) -> None:
         if self.attempts != 1:

@@ -1,16 +1,17 @@
 """A recipe's settings reach whichever optimizer is chosen, in every command, or it is said."""
 
+import contextlib
 import functools
 import itertools
 import math
-from typing import cast
+from typing import Any, cast
 
 import chz
 import numpy as np
 import pytest
 import torch
 
-from es_cookbook import Config, FullRank
+from es_cookbook import ES, Config, FullRank, SamplingParams
 from es_cookbook.cli import RECIPES
 from es_cookbook.cli.options import recipe_config
 from es_cookbook.cli.train import TrainConfig
@@ -105,6 +106,11 @@ OBJECTIVES: dict[str, Objective] = {
     "reward_schedule": RewardSchedule(over=20),
     "balanced": Balanced(),
 }
+NESTED = [
+    LengthPenalty(inner=inner, limit=limit)
+    for inner in (Mean(), MaxOfK(k=2), Gdpo(rewards=("reward",)))
+    for limit in (None, 20)
+]
 ROUNDS = 40
 
 
@@ -148,3 +154,31 @@ def test_the_centre_drifts_as_far_as_auto_promises(
     name: str, fitness: str, objective: str, genomes: int
 ) -> None:
     assert 0.8 <= drift(name, fitness, objective, genomes) <= 1.25
+
+
+@pytest.mark.parametrize("objective", [*(OBJECTIVES[name] for name in OBJECTIVE_NAMES), *NESTED])
+def test_an_objective_that_compares_genomes_says_so_and_takes_no_batch_per_pair(
+    objective: Objective,
+) -> None:
+    rng, shape = np.random.default_rng(3), (6, 8, 4)
+    rewards, formed = rng.integers(0, 2, (2, *shape)).astype(float)
+    metrics = {"correct": rewards, "format": formed}
+    outcomes = Outcomes(rewards, rng.integers(1, 100, shape).astype(float), metrics)
+
+    def first(outcomes: Outcomes) -> list[float]:
+        return objective(outcomes)[:, 0].tolist()
+
+    def halved(array: Any) -> Any:
+        return np.concatenate([array[:, :2], array[:, :2]], axis=1)
+
+    others = Outcomes(
+        halved(rewards),
+        halved(outcomes.tokens_P_G_K),
+        {name: halved(each) for name, each in metrics.items()},
+    )
+    assert (first(outcomes) != first(others)) == objective.compares_genomes
+    options: dict[str, Any] = {"objective": objective, "attempts": 4, "batch_per_pair": True}
+    options["sampling"] = SamplingParams(temperature=1.0)
+    refused = pytest.raises(ConfigError, match="compares all genomes at a problem")
+    with refused if objective.compares_genomes else contextlib.nullcontext():
+        tiny("run", optimizer=ES(population_size=8), **options)

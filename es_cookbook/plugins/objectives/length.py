@@ -174,6 +174,11 @@ class LengthPenalty(_Penalty, Objective):
                 "inner.rewards=reward,..."
             )
 
+    @property
+    @override
+    def compares_genomes(self) -> bool:
+        return self.limit is None or super().compares_genomes
+
     @override
     def check(self, attempts: int, temperature: float, path: str = "objective") -> None:
         self.inner.check(attempts, temperature, f"{path}.inner")

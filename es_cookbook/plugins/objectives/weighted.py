@@ -87,6 +87,11 @@ class Gdpo(_WeightedMetrics):
             check_weights(self.rewards, weights=self.weights)
             _refuse_zeros(self.weights)
 
+    @property
+    @override
+    def compares_genomes(self) -> bool:
+        return True
+
     @override
     def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
         return self.summed(outcomes, self.weights or (1.0,) * len(self.rewards), normalised)
