@@ -182,7 +182,8 @@ class EvolutionStrategies(Mover[Run]):
         self, engine: Engine, dataset: RLDataset, answers: "CentreAnswers | None"
     ) -> Mapping[str, float]:
         """Return values for optimizer options that are `auto`: recorded ones, or found now."""
-        if (header := self._state.history.header) is not None:
+        header = self._state.history.header
+        if header is not None and answers is None:  # Of other sizes they would be others.
             return header.found
         if not self.config.optimizer.unsettled:
             return {}

@@ -123,6 +123,20 @@ def test_a_fork_keeps_what_was_found_but_for_the_rate_of_another_population(
     assert not (tmp_path / "other").exists()
 
 
+def test_a_fork_that_chooses_its_sizes_finds_what_belongs_to_them(
+    recorded: Path, tmp_path: Path
+) -> None:
+    at = (f"log_path={recorded}", "generation=0", f"output={tmp_path / 'sized'}", "trust=tests")
+    assert typed("fork", *at, "size=optimizer.population_size", "num_generations=1").stderr == ""
+    done = typed("resume", f"log_path={tmp_path / 'sized'}", "trust=tests")
+    assert done.returncode == 0, done.stderr
+    header = read_header(tmp_path / "sized/history.jsonl")
+    own = open_run(tmp_path / "sized", trust=["tests"]).config.optimizer
+    assert header is not None and own.population_size >= 16
+    assert header.found == pytest.approx(options_of(own, header.found["sigma"], 1))
+    assert header.found["learning_rate"] / header.found["sigma"] > 1, "of four genomes it is 1"
+
+
 CONSTANT = ES(sigma=0.004, learning_rate="auto", population_size=32)
 LARGE = chz.replace(CONSTANT, population_size=512)
 ALTERNATING = Table(generations=tuple(range(100)), factors=(1.0, 0.5) * 50)
