@@ -1,14 +1,21 @@
-"""Checks of the fields of a config."""
+"""Checks of the fields of a config: their types and ranges."""
 
+import collections.abc
 import math
-from typing import Literal, get_args, get_origin
+import re
+import typing
+from collections.abc import Iterator
+from types import UnionType
+from typing import Any, Literal, cast, get_args, get_origin
 
 import chz
+from chz.tiepin import is_subtype_instance, type_repr
 
 from es_cookbook.common.errors import ConfigError
 
 LEAST, MOST = 1e-30, 1e30
 """Limits for magnitudes that are multiplied and divided in float32 (1e-38 to 3e38)."""
+_CONTAINERS = (typing.Union, UnionType, tuple, list, dict, collections.abc.Mapping)
 
 
 def check_range(
@@ -22,12 +29,12 @@ def check_range(
 ) -> None:
     """Check that fields of a config are in a range; `prefix` is put before their names.
 
-    None, "auto" and "exact", numbers that a run finds, are accepted; NaN, infinity and magnitudes
-    outside `LEAST` to `MOST` are not. `above` and `below` are exclusive; an upper limit needs a
-    lower one.
+    Values that are not numbers, such as None and "auto", are accepted where a field's type has
+    them; NaN, infinity and magnitudes outside `LEAST` to `MOST` are not. `above` and `below` are
+    exclusive; an upper limit needs a lower one.
 
     Raises:
-        ConfigError: Names the field, the range and the value.
+        ConfigError: Names the field, the range or type, and the value.
     """
     lower = at_least if above is None else above
     upper = at_most if below is None else below
@@ -40,9 +47,10 @@ def check_range(
         accepted = f"at least {at_least}" if at_least else "0 or more"
     else:
         accepted = "finite"
+    check_types(config, *names, prefix=prefix)
     for name in names:
         value = getattr(config, name)
-        if value in (None, "auto", "exact"):
+        if value is None or isinstance(value, str):
             continue
         is_inside = (
             (lower is None or value > lower or value == at_least)
@@ -62,13 +70,66 @@ def in_range(*names: str, prefix: str = "", **limits: float) -> chz.validate:
     return chz.validate(lambda config: check_range(config, *names, prefix=prefix, **limits))
 
 
-def check_literals(config: object) -> None:
-    """Check that fields of a config with a `Literal` type have one of its values.
+def check_types(config: object, *names: str, prefix: str = "") -> None:
+    """Check that fields of a config, all if none is named, have values of their types.
+
+    A command line and a file give no others; a script may, and would be refused only when its run
+    is read again.
 
     Raises:
-        ConfigError: Names the field, the values and the one found.
+        ConfigError: Names the field, what is accepted, and the value.
     """
-    for name, field in chz.chz_fields(config).items():
-        kind: object = field.final_type
-        if get_origin(kind) is Literal and (value := getattr(config, name)) not in get_args(kind):
-            raise ConfigError(f"{name} must be {' or '.join(get_args(kind))}, found {value!r:.60}")
+    fields = chz.chz_fields(config) if chz.is_chz(config) else {}
+    for name, field in fields.items():
+        kind, value = field.x_type, getattr(config, field.x_name)
+        if (not names or name in names) and not fits(value, kind):
+            is_literal = get_origin(kind) is Literal
+            accepted = " or ".join(get_args(kind)) if is_literal else type_name(kind)
+            raise ConfigError(f"{prefix}{name} must be {accepted}, found {value!r:.60}")
+
+
+def type_name(of_type: object) -> str:
+    """Return a type as its author wrote it, without the modules of its classes.
+
+    >>> type_name(tuple[re.Pattern, ...] | None)
+    'tuple[Pattern, ...] | None'
+    >>> type_name(int | typing.Literal["exact"] | None)
+    "int | 'exact' | None"
+    """
+    if typing.get_origin(of_type) is typing.Union:  # A Literal is among them.
+        return " | ".join(map(type_name, typing.get_args(of_type)))
+    if typing.get_origin(of_type) is typing.Literal:
+        return " | ".join(map(repr, typing.get_args(of_type)))
+    return re.sub(r"[\w.]+[.:](?=\w)|(?<=None)Type", "", type_repr(of_type))
+
+
+def fits(value: object, declared: object) -> bool:
+    """Return whether a value from a file is of a type, as chz checks it; True is not a number.
+
+    >>> fits((1, 2), tuple[int, ...]), fits(1, float | None), fits(True, int)
+    (True, True, False)
+    """
+    if isinstance(value, bool):
+        accepted = (each for arm in _arms(declared) for each in (arm, *typing.get_args(arm)))
+        return any(each in (bool, object, Any) or each is value for each in accepted)
+    if callable(value) and any(_origin(arm) is collections.abc.Callable for arm in _arms(declared)):
+        return True  # chz takes no function that returns a union.
+    return is_subtype_instance(value, cast(Any, declared))
+
+
+def may_be_called(declared: object) -> bool:
+    """Return whether a type accepts a class or a function itself as a value; `Any` does not."""
+    return any(_origin(arm) in (collections.abc.Callable, type) for arm in _arms(declared))
+
+
+def _arms(declared: object) -> Iterator[object]:
+    """Yield the types of accepted values: members of unions, and items of containers."""
+    if _origin(declared) in _CONTAINERS:
+        for inner in typing.get_args(declared) or (object,):
+            yield from _arms(inner)
+    else:
+        yield declared
+
+
+def _origin(declared: object) -> Any:  # noqa: ANN401
+    return typing.get_origin(declared) or declared

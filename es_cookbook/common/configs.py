@@ -8,22 +8,19 @@ it out in full, defaults included, so that a later change of a default does not 
 field's type asks for them; nothing is ever pickled or evaluated.
 """
 
-import collections.abc
 import contextlib
 import dataclasses
 import functools
 import json
 import math
 import re
-import typing
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from pathlib import Path
-from types import UnionType
 from typing import Any, TypeVar, cast
 
 import chz
-from chz.tiepin import is_subtype_instance, type_repr
 
+from es_cookbook.common.checks import check_types, fits, may_be_called, type_name
 from es_cookbook.common.errors import ConfigError, nearest, other_format
 from es_cookbook.common.files import LARGEST_CONFIG, read_file, strict_json
 from es_cookbook.common.registry import Registered, parts_of
@@ -44,7 +41,6 @@ _Loaded = TypeVar("_Loaded")
 
 NOT_RECORDED = "not_recorded_while_none"
 """Metadata of a field that a config file lacks while it is None."""
-_CONTAINERS = (typing.Union, UnionType, tuple, list, dict, collections.abc.Mapping)
 
 FUNCTIONS = Registered("functions")
 """Functions of es_cookbook that a config may name: rewards of recipes, which only grade a text."""
@@ -223,6 +219,7 @@ def _to_plain(value: object, where: str) -> object:
         if all(isinstance(key, str) and is_utf8(key) and key[:1] != "$" for key in entries):
             return {key: _to_plain(item, f"{where}[{key!r}]") for key, item in entries.items()}
     if chz.is_chz(value) and not isinstance(value, type):
+        check_types(value, prefix=f"{where}.")  # Or it could not be read again.
         return {"$class": _name_of(type(value), where)} | {
             name: _to_plain(part, f"{where}.{name}")
             for name, field in chz.chz_fields(value).items()
@@ -349,50 +346,3 @@ def _at(where: object) -> Generator[None]:
     except (TypeError, ValueError, ArithmeticError, OSError) as error:
         said = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ConfigError(f"{where}: {printable(said)[:_LONGEST_LINE]}") from error
-
-
-def type_name(of_type: object) -> str:
-    """Return a type as its author wrote it, without the modules of its classes.
-
-    >>> type_name(tuple[re.Pattern, ...] | None)
-    'tuple[Pattern, ...] | None'
-    >>> type_name(int | typing.Literal["exact"] | None)
-    "int | 'exact' | None"
-    """
-    if typing.get_origin(of_type) is typing.Union:  # A Literal is among them.
-        return " | ".join(map(type_name, typing.get_args(of_type)))
-    if typing.get_origin(of_type) is typing.Literal:
-        return " | ".join(map(repr, typing.get_args(of_type)))
-    return re.sub(r"[\w.]+[.:](?=\w)|(?<=None)Type", "", type_repr(of_type))
-
-
-def fits(value: object, declared: object) -> bool:
-    """Return whether a value from a file is of a type, as chz checks it; True is not a number.
-
-    >>> fits((1, 2), tuple[int, ...]), fits(1, float | None), fits(True, int)
-    (True, True, False)
-    """
-    if isinstance(value, bool):
-        accepted = (each for arm in _arms(declared) for each in (arm, *typing.get_args(arm)))
-        return any(each in (bool, object, Any) or each is value for each in accepted)
-    if callable(value) and any(_origin(arm) is collections.abc.Callable for arm in _arms(declared)):
-        return True  # chz takes no function that returns a union.
-    return is_subtype_instance(value, cast(Any, declared))
-
-
-def may_be_called(declared: object) -> bool:
-    """Return whether a type accepts a class or a function itself as a value; `Any` does not."""
-    return any(_origin(arm) in (collections.abc.Callable, type) for arm in _arms(declared))
-
-
-def _arms(declared: object) -> Iterator[object]:
-    """Yield the types of accepted values: members of unions, and items of containers."""
-    if _origin(declared) in _CONTAINERS:
-        for inner in typing.get_args(declared) or (object,):
-            yield from _arms(inner)
-    else:
-        yield declared
-
-
-def _origin(declared: object) -> Any:  # noqa: ANN401
-    return typing.get_origin(declared) or declared

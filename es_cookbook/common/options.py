@@ -35,7 +35,7 @@ from chz.blueprint._blueprint import SpecialArg
 from chz.blueprint._entrypoint import EntrypointException
 from chz.util import MISSING
 
-from es_cookbook.common.configs import may_be_called, type_name
+from es_cookbook.common.checks import may_be_called, type_name
 from es_cookbook.common.errors import ConfigError, ESCookbookError, did_you_mean, nearest
 from es_cookbook.common.files import LARGEST_CONFIG, read_file
 

@@ -17,7 +17,7 @@ import anyio
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import LEAST, MOST, check_range
+from es_cookbook.common.checks import LEAST, MOST, check_range, check_types
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names, with_each
@@ -279,6 +279,7 @@ class Config(RunConfig):
 
     @chz.validate
     def _ranges(self) -> None:
+        check_types(self)
         check_range(self, "snapshot_every", at_least=0)
         check_range(self, "max_staleness", at_least=0, at_most=1)
         check_range(self, "minutes", above=0)

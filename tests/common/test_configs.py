@@ -14,13 +14,12 @@ from chz.blueprint import InvalidBlueprintArg
 from hypothesis import given
 from hypothesis import strategies as st
 
+from es_cookbook.common.checks import fits, may_be_called
 from es_cookbook.common.configs import (
     config_from_json,
     config_to_json,
-    fits,
     load_config,
     load_fields,
-    may_be_called,
 )
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal, Self, TypeAlias
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import LEAST, MOST, check_literals
+from es_cookbook.common.checks import LEAST, MOST, check_types
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names
 from es_cookbook.common.registry import Registered
@@ -109,7 +109,7 @@ class OptimizerBuilder(ABC):
 
     @chz.validate
     def _literals(self) -> None:
-        check_literals(self)
+        check_types(self)
         for name in self.unsettled:
             if name not in self.finds:
                 raise ConfigError(

@@ -45,7 +45,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.common.checks import check_literals, check_range
+from es_cookbook.common.checks import check_range, check_types
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.terminal import plural
@@ -376,7 +376,7 @@ class SearchSpaceBuilder(ABC):
 
     @chz.validate
     def _literals_and_shares(self) -> None:
-        check_literals(self)
+        check_types(self)
         if len(self.sigma_patterns) != len(self.sigma_factors):
             raise ConfigError(
                 "search_space.sigma_patterns needs one of sigma_factors for each, found "
