@@ -3,10 +3,9 @@
 import collections.abc
 import math
 import re
-import typing
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import UnionType
-from typing import Any, Literal, cast, get_args, get_origin
+from typing import Any, Literal, Union, cast, get_args, get_origin
 
 import chz
 from chz.tiepin import is_subtype_instance, type_repr
@@ -15,7 +14,8 @@ from es_cookbook.common.errors import ConfigError
 
 LEAST, MOST = 1e-30, 1e30
 """Limits for magnitudes that are multiplied and divided in float32 (1e-38 to 3e38)."""
-_CONTAINERS = (typing.Union, UnionType, tuple, list, dict, collections.abc.Mapping)
+_UNIONS = (Union, UnionType)
+_CONTAINERS = (*_UNIONS, tuple, list, dict, collections.abc.Mapping)
 
 
 def check_range(
@@ -84,7 +84,7 @@ def check_types(config: object, *names: str, prefix: str = "") -> None:
         kind, value = field.x_type, getattr(config, field.x_name)
         if (not names or name in names) and not fits(value, kind):
             is_literal = get_origin(kind) is Literal
-            accepted = " or ".join(get_args(kind)) if is_literal else type_name(kind)
+            accepted = " or ".join(map(str, get_args(kind))) if is_literal else type_name(kind)
             raise ConfigError(f"{prefix}{name} must be {accepted}, found {value!r:.60}")
 
 
@@ -93,25 +93,28 @@ def type_name(of_type: object) -> str:
 
     >>> type_name(tuple[re.Pattern, ...] | None)
     'tuple[Pattern, ...] | None'
-    >>> type_name(int | typing.Literal["exact"] | None)
+    >>> type_name(int | Literal["exact"] | None)
     "int | 'exact' | None"
     """
-    if typing.get_origin(of_type) is typing.Union:  # A Literal is among them.
-        return " | ".join(map(type_name, typing.get_args(of_type)))
-    if typing.get_origin(of_type) is typing.Literal:
-        return " | ".join(map(repr, typing.get_args(of_type)))
+    if get_origin(of_type) is Union:  # A Literal is among them.
+        return " | ".join(map(type_name, get_args(of_type)))
+    if get_origin(of_type) is Literal:
+        return " | ".join(map(repr, get_args(of_type)))
     return re.sub(r"[\w.]+[.:](?=\w)|(?<=None)Type", "", type_repr(of_type))
 
 
 def fits(value: object, declared: object) -> bool:
     """Return whether a value from a file is of a type, as chz checks it; True is not a number.
 
-    >>> fits((1, 2), tuple[int, ...]), fits(1, float | None), fits(True, int)
-    (True, True, False)
+    >>> fits((1, 2), tuple[int, ...]), fits(1, float | None)
+    (True, True)
+    >>> fits(True, int), fits(True, dict[str, object])
+    (False, False)
     """
     if isinstance(value, bool):
-        accepted = (each for arm in _arms(declared) for each in (arm, *typing.get_args(arm)))
-        return any(each in (bool, object, Any) or each is value for each in accepted)
+        arms = list(_arms(declared, _UNIONS))
+        literals = [each for arm in arms if _origin(arm) is Literal for each in get_args(arm)]
+        return any(each in (bool, object, Any) or each is value for each in (*arms, *literals))
     if callable(value) and any(_origin(arm) is collections.abc.Callable for arm in _arms(declared)):
         return True  # chz takes no function that returns a union.
     return is_subtype_instance(value, cast(Any, declared))
@@ -122,14 +125,14 @@ def may_be_called(declared: object) -> bool:
     return any(_origin(arm) in (collections.abc.Callable, type) for arm in _arms(declared))
 
 
-def _arms(declared: object) -> Iterator[object]:
+def _arms(declared: object, of: Collection[object] = _CONTAINERS) -> Iterator[object]:
     """Yield the types of accepted values: members of unions, and items of containers."""
-    if _origin(declared) in _CONTAINERS:
-        for inner in typing.get_args(declared) or (object,):
-            yield from _arms(inner)
+    if _origin(declared) in of:
+        for inner in get_args(declared) or (object,):
+            yield from _arms(inner, of)
     else:
         yield declared
 
 
 def _origin(declared: object) -> Any:  # noqa: ANN401
-    return typing.get_origin(declared) or declared
+    return get_origin(declared) or declared

@@ -21,6 +21,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.checkpoints.model_files import model_directory
+from es_cookbook.common.checks import check_types
 from es_cookbook.common.errors import ConfigError, EngineError, RequestError
 from es_cookbook.common.machine.spans import NO_SPANS, Spans
 from es_cookbook.common.registry import Registered
@@ -309,6 +310,8 @@ class Requests(NamedTuple):
 @chz.chz
 class EngineBuilder(ABC):
     """Builds an engine for a model and a search space."""
+
+    _types = chz.validate(check_types)
 
     @property
     def name(self) -> str:

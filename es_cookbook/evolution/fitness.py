@@ -25,7 +25,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.common.checks import in_range
+from es_cookbook.common.checks import check_types, in_range
 from es_cookbook.common.registry import Registered
 
 FITNESS_NAMES = Registered("fitness")
@@ -45,6 +45,8 @@ of their mean reward relative to the main problems'."""
 @chz.chz
 class Fitness(ABC):
     """A mapping from rewards to fitness."""
+
+    _types = chz.validate(check_types)
 
     has_unit_variance: ClassVar[bool] = False
     """Holds in every generation with a signal; an `auto` learning rate is for such fitness."""

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import chz
 
-from es_cookbook.common.checks import in_range
+from es_cookbook.common.checks import check_types, in_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names
 from es_cookbook.common.registry import Registered
@@ -27,6 +27,8 @@ SCHEDULE_NAMES = Registered("schedules")
 @chz.chz
 class Schedule(ABC):
     """A factor for each generation."""
+
+    _types = chz.validate(check_types)
 
     @abstractmethod
     def __call__(self, generation: int, num_generations: int) -> float:

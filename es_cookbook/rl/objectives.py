@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from es_cookbook.common.checks import in_range
+from es_cookbook.common.checks import check_types, in_range
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.rollouts import mean_over_attempts, rollout_metrics
@@ -143,6 +143,8 @@ def max_of_k(rewards_P_G_K: NDArray[np.float64], k: int) -> NDArray[np.float64]:
 class Objective(ABC):
     """Turns a genome's attempts at a problem into one score."""
 
+    _types = chz.validate(check_types)
+
     @property
     def counted(self) -> Sequence[str]:
         """Env metrics that it uses instead of rewards; none by default."""
@@ -253,6 +255,8 @@ class PassAtK(MaxOfK):
 @chz.chz
 class AnswerSource(ABC):
     """The answers that genomes score instead of sampling."""
+
+    _types = chz.validate(check_types)
 
     attempts: int = chz.field(doc="answers of the centre to each problem of a batch")
 

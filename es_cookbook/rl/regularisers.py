@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import chz
 
-from es_cookbook.common.checks import in_range
+from es_cookbook.common.checks import check_types, in_range
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.types import EnvGroupBuilder, Tokenizer
 
@@ -32,6 +32,8 @@ AddedProblems: TypeAlias = Callable[[int, Sequence[EnvGroupBuilder]], Sequence[E
 @chz.chz
 class Regulariser(ABC):
     """Builds the problems of one regulariser."""
+
+    _types = chz.validate(check_types)
 
     weight: float = chz.field(doc="weight of its mean reward beside the batch's; 0: measure only")
     problems_per_generation: int = chz.field(default=8, doc="its problems in a batch, at most")

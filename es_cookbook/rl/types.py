@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, cast
 import chz
 from chz.tiepin import CastError
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import check_range, check_types
 from es_cookbook.common.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -570,6 +570,8 @@ class RLDatasetBuilder(ABC):
     Attributes:
         environment: the field that names a library's environment, if there is one.
     """
+
+    _types = chz.validate(check_types)
 
     environment: ClassVar[str] = ""
 

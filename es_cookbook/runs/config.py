@@ -72,6 +72,8 @@ _MOST_GENERATIONS = 10**6
 class RunConfig(ABC):
     """A run that trains a model on the problems of a data set, by any method."""
 
+    _types = chz.validate(check_types)
+
     main_metric: ClassVar[str] = CORRECT
     """The metric that summarises a run; a recipe may set another."""
     presets: ClassVar[Mapping[str, Preset]] = {}
@@ -279,7 +281,6 @@ class Config(RunConfig):
 
     @chz.validate
     def _ranges(self) -> None:
-        check_types(self)
         check_range(self, "snapshot_every", at_least=0)
         check_range(self, "max_staleness", at_least=0, at_most=1)
         check_range(self, "minutes", above=0)

@@ -1,12 +1,16 @@
 """Configs survive a trip through text, and names stand for the classes a user means."""
 
+import contextlib
 import functools
+import inspect
+import itertools
 import json
 import math
 import operator
 from collections.abc import Callable, Mapping
+from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import chz
 import pytest
@@ -20,12 +24,17 @@ from es_cookbook.common.configs import (
     config_to_json,
     load_config,
     load_fields,
+    trust_of,
 )
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.errors import ConfigError, ESCookbookError
 from es_cookbook.common.names import Names
+from es_cookbook.common.registry import Registered
+from es_cookbook.common.trust import resolve
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.recipes.arithmetic.dataset import ArithmeticDatasetBuilder
 from es_cookbook.rl.rewards.base import Reward
+from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.runs.tracking.base import TrackerBuilder
 
 TRUST = ["tests"]
@@ -290,3 +299,34 @@ def test_classes_and_functions_are_values_only_if_the_type_or_its_items_ask_for_
     assert may_be_called(Callable[..., Part] | None) and may_be_called(type[Part])
     assert may_be_called(tuple[Callable[..., int], ...])
     assert not any(map(may_be_called, (object, Any, Part, int, Literal[1])))
+
+
+NEEDED: Mapping[str, object] = {
+    **{"source": "rows.jsonl", "reward": Exact(), "program": "true", "tools": "mcp:true"},
+    **{"game": "Chess-v0", "weight": 0.5, "repo_id": "us/it", "project": "it"},
+    **{"model_name": "base", "dataset": ArithmeticDatasetBuilder()},
+}
+"""Values of options without a default."""
+SKIPPED = {"default", "merge", "mixture", "singular_values", "verifiers"}
+"""Parts of files, of a library, or of other parts."""
+GROUPS = sorted({part.group for part in distribution("es-cookbook").entry_points})
+WRONG = (object(), "wrong", True, 2.5, ["a"], {"a": 1}, None)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_value_from_a_script_is_read_back_as_it_is_or_refused_in_a_sentence(group: str) -> None:
+    names = Registered(group.removeprefix("es_cookbook."))
+    for name in names.keys() - SKIPPED:
+        part = cast(Any, resolve(names[name]))
+        if not (isinstance(part, type) and chz.is_chz(part)):
+            continue
+        fields = chz.chz_fields(part)
+        options = inspect.signature(part).parameters
+        needed = [each for each in fields if options[each].default is inspect.Parameter.empty]
+        whole = part(**{each: NEEDED[each] for each in needed})
+        for field, value in itertools.product(fields, WRONG):
+            with contextlib.suppress(ESCookbookError):
+                changed = chz.replace(whole, **{field: value})
+                text = config_to_json(changed)
+                trust = ["es_cookbook", *trust_of(text)]
+                assert config_from_json(text, trust) == changed, (name, field, value)

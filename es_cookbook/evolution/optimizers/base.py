@@ -100,6 +100,8 @@ class Optimizer(ABC):
 class OptimizerBuilder(ABC):
     """Builds an optimizer for one run."""
 
+    _types = chz.validate(check_types)
+
     finds: ClassVar[Collection[str]] = ()
     """Fields that may be `AUTO`."""
     not_carried: ClassVar[Collection[str]] = ()
@@ -108,8 +110,7 @@ class OptimizerBuilder(ABC):
     population_size: int = chz.field(default=30, doc="genomes per generation")
 
     @chz.validate
-    def _literals(self) -> None:
-        check_types(self)
+    def _unsettled(self) -> None:
         for name in self.unsettled:
             if name not in self.finds:
                 raise ConfigError(

@@ -336,6 +336,8 @@ class SearchSpace(ABC):
 class SearchSpaceBuilder(ABC):
     """Selects parameters by name and says how they are perturbed."""
 
+    _types = chz.validate(check_types)
+
     hosts_offsets: ClassVar[bool] = True
     """Whether engines can give a genome its own coordinates, `Genome.offsets`.
 
@@ -375,8 +377,7 @@ class SearchSpaceBuilder(ABC):
     )
 
     @chz.validate
-    def _literals_and_shares(self) -> None:
-        check_types(self)
+    def _shares(self) -> None:
         if len(self.sigma_patterns) != len(self.sigma_factors):
             raise ConfigError(
                 "search_space.sigma_patterns needs one of sigma_factors for each, found "

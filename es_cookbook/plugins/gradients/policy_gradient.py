@@ -52,7 +52,7 @@ import numpy as np
 from typing_extensions import override
 
 from es_cookbook import EnvGroupBuilder, RLDataset
-from es_cookbook.common.checks import check_range, in_range
+from es_cookbook.common.checks import check_range, check_types, in_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names
 from es_cookbook.common.registry import Registered
@@ -89,6 +89,8 @@ class Batch(NamedTuple):
 @chz.chz
 class Method(ABC):
     """The examples of a generation, and the objective."""
+
+    _types = chz.validate(check_types)
 
     epochs: int = chz.field(default=1, doc="passes over a generation's answers")
     steps: int = chz.field(default=1, doc="optimizer steps per epoch, each on an equal share")

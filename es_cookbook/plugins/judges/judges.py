@@ -26,7 +26,7 @@ from abc import ABC, abstractmethod
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range, in_range
+from es_cookbook.common.checks import check_range, check_types, in_range
 from es_cookbook.common.errors import ConfigError, EnvError, RequestError
 from es_cookbook.common.registry import Registered
 from es_cookbook.plugins.judges.chat import AskAgainError
@@ -64,6 +64,8 @@ JUDGE_NAMES = Registered("judges")
 @chz.chz
 class PairJudge(ABC):
     """Says which of two answers is better."""
+
+    _types = chz.validate(check_types)
 
     template: str = chz.field(
         default=TEMPLATE,

@@ -25,7 +25,7 @@ import anyio
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import check_range, check_types
 from es_cookbook.common.errors import ConfigError, EnvError
 from es_cookbook.common.trust import needs_trust
 from es_cookbook.plugins.judges.chat import AskAgainError, ChatServer, RefusedError
@@ -89,6 +89,8 @@ class JudgeServer:
         default=0.5, doc="seconds before the second attempt, doubled each further time"
     )
     max_concurrent: int = chz.field(default=32, doc="maximum number of concurrent questions")
+
+    _types = chz.validate(check_types)
 
     @chz.validate
     def _server(self) -> None:

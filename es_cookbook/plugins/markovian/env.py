@@ -35,6 +35,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook import Grade, Observation, ProblemEnv, SamplingParams
+from es_cookbook.common.checks import check_types
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.messages.encoder import as_text
@@ -136,6 +137,8 @@ class Template:
     The reader's contains a redaction mark in place of the question, the thought, and a mark after
     which it answers.
     """
+
+    _types = chz.validate(check_types)
 
     text: str = chz.field(
         default="You will be shown a question. First write, briefly, all that is needed to answer "

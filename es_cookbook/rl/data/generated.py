@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Protocol, TypeAlia
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range, check_types
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_count, tell_none_held_out
@@ -208,7 +208,6 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
 
     @chz.validate
     def _sources(self) -> None:
-        check_types(self)
         if self.test_source is not None and self.source is None:
             raise ConfigError(
                 "test_source needs source=... beside it: generated problems hold out their own"

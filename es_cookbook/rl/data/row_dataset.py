@@ -22,7 +22,7 @@ from typing import Literal
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range, check_types
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, DataError, nearest
 from es_cookbook.common.terminal import one_line, plural, say
 from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_count, tell_none_held_out
@@ -77,7 +77,6 @@ class RowDatasetBuilder(RLDatasetBuilder):
 
     @chz.validate
     def _fitting(self) -> None:
-        check_types(self)
         check_range(self, "max_prompt_tokens", at_least=1)
         if self.on_long_prompt != "refuse" and self.max_prompt_tokens is None:
             raise ConfigError(

@@ -21,6 +21,7 @@ from typing import Self, TypeAlias, cast
 
 import chz
 
+from es_cookbook.common.checks import check_types
 from es_cookbook.common.errors import ConfigError, EnvError, ESCookbookError
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.problem_env import Grade
@@ -41,6 +42,8 @@ REWARD_NAMES = Registered("rewards")
 @chz.chz
 class Reward(ABC):
     """A shared reward function."""
+
+    _types = chz.validate(check_types)
 
     @abstractmethod
     def __call__(self, text: str, row: Fields) -> Score:

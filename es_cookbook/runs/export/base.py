@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import chz
 from typing_extensions import override
 
+from es_cookbook.common.checks import check_types
 from es_cookbook.common.registry import Registered
 
 if TYPE_CHECKING:  # Options do without torch.
@@ -19,6 +20,8 @@ EXPORT_FORMS = Registered("exports")
 @chz.chz
 class ExportForm(ABC):
     """Form of an export."""
+
+    _types = chz.validate(check_types)
 
     @abstractmethod
     def __call__(self, centre: "CentreFiles", directory: Path, final: Path) -> "Written":

@@ -19,6 +19,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 import chz
 
+from es_cookbook.common.checks import check_types
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.population.sampler import Underway
 from es_cookbook.rl.types import Logs, LostRollout, Trajectory, TrajectoryGroup
@@ -87,6 +88,8 @@ class Tracker:
 @chz.chz
 class TrackerBuilder(ABC):
     """Builds a tracker for a run."""
+
+    _types = chz.validate(check_types)
 
     is_of_one_run: ClassVar[bool] = False
     """Whether it writes to a place that a fork must not share with its parent."""
