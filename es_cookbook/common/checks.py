@@ -104,7 +104,7 @@ def type_name(of_type: object) -> str:
 
 
 def fits(value: object, declared: object) -> bool:
-    """Return whether a value from a file is of a type, as chz checks it; True is not a number.
+    """Return whether a value is of a type, as chz checks it; True is not a number.
 
     >>> fits((1, 2), tuple[int, ...]), fits(1, float | None)
     (True, True)
