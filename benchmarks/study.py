@@ -121,9 +121,6 @@ _LAST_LAYER = {"constraints": {"search_space.include": "*layers.29.*"}}
 CONTESTANTS: Mapping[str, Contestant] = {
     "es": Contestant("es", "gold answers", (20, 16, 16, 12), _STEERING),
     "low_rank_gold": Contestant("es", "gold answers", (10, 7, 7, 6)),
-    "dense_gold": Contestant(
-        "es_at_scale", "gold answers", (10, 8, 8, 6), {**_DENSE, "surrogate": "gold"}
-    ),
     "gold": Contestant(
         "gold",
         "gold answers",

@@ -23,7 +23,6 @@ RESULTS = ALL_RESULTS / "study"
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- study -->", "<!-- /study -->"
 PAIRS = (
-    ("es", "dense_gold", "evaluations"),
     ("es", "gold", "seconds"),
     ("rewards", "dense_auto", "evaluations"),
     ("rewards", "es_at_scale", "evaluations"),
@@ -35,6 +34,7 @@ PAIRS = (
 SHOWN = {
     "rewards": "ES, steering vectors",
     "best": "ES, steering vectors; genomes read the best sampled answer",
+    "es_at_scale": "ES, dense noise with the σ of *ES at Scale*",
     "dense_auto": "ES, dense noise (*ES at Scale*; σ and α by `auto`)",
     "group": "policy gradient",
     "es": "ES, steering vectors",
@@ -323,9 +323,12 @@ def tables(results: Path = RESULTS) -> str:
 
 def summary(results: Path = RESULTS) -> str:
     """The README's tables, one per machine: greedy scores after equal seconds, and memory."""
+    shown: dict[str, Task] = {}
+    for name, task in _tasks(results).items():
+        entries = {key: each for key, each in task["contestants"].items() if key in SHOWN}
+        shown[name] = {**task, "contestants": entries}
     return "\n\n".join(
-        f"On {_cpu_of(tasks)}:\n\n{_summary(tasks)}"
-        for tasks in _by_machine(_tasks(results)).values()
+        f"On {_cpu_of(tasks)}:\n\n{_summary(tasks)}" for tasks in _by_machine(shown).values()
     )
 
 
@@ -337,10 +340,7 @@ def _cpu_of(tasks: Mapping[str, Task]) -> str:
 
 
 def _summary(tasks: Mapping[str, Task]) -> str:
-    shown: list[dict[str, Entry]] = [
-        {name: each for name, each in task["contestants"].items() if name in SHOWN}
-        for task in tasks.values()
-    ]
+    shown = [task["contestants"] for task in tasks.values()]
     seconds = [shared([*entries.values()], "seconds") for entries in shown]
     heads = [f"{name}, after {s:.0f} s" for name, s in zip(tasks, seconds, strict=True)]
     rows = [["", "base", *(f"{100 * _base_score(task):.1f} %" for task in tasks.values()), ""]]
