@@ -41,6 +41,7 @@ class Job:
         points: points to be gained.
         minutes: most wall-clock minutes.
         options: options of the command, besides the seed.
+        other: another metric, which is no share.
     """
 
     metric: str = "correct"
@@ -48,6 +49,7 @@ class Job:
     points: float = 10
     minutes: float = 5
     options: tuple[str, ...] = ()
+    other: str | None = None
 
 
 def chat(task: str, points: float = 20, minutes: float = 15) -> Job:
@@ -63,7 +65,7 @@ JOBS: Mapping[str, Job] = {
     "rush_hour": Job(),
     "code": Job("solved", "answered"),
     "crossword": Job(form="format"),
-    "conciseness": Job("concise", "correct"),
+    "conciseness": Job("concise", "correct", other="excess"),
     "pairwise": Job(),
     "mixture": Job(),
     "guess_number": Job(),
@@ -127,10 +129,11 @@ FALLS = {"loses_to_random"}
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """The metric and the form in percent, before and after; minutes by the clock, of processors."""
+    """Metrics before and after, two of them in percent; minutes by the clock, of processors."""
 
     values: list[float]
     forms: list[float]
+    others: list[float]
     minutes: float
     processor_minutes: float
 
@@ -143,7 +146,8 @@ def measured(name: str, seed: int, log_path: Path) -> Measured:
         [100 * value for value in before_and_after(log_path, f"test/env/all/{metric}")]
         for metric in (job.metric, job.form)
     )
-    return Measured(values, forms, clock / 60, processor / 60)
+    others = [*before_and_after(log_path, f"test/env/all/{job.other}")] if job.other else []
+    return Measured(values, forms, others, clock / 60, processor / 60)
 
 
 def rows_of(job_name: str, seed: int) -> list[Row]:
@@ -156,7 +160,9 @@ def rows_of(job_name: str, seed: int) -> list[Row]:
     gain = (values[0] - values[1]) if metric in FALLS else (values[1] - values[0])
     took = f"{run.minutes:.1f} min ({run.processor_minutes:.1f} of processors)"
     print(f"{name} {values[0]:.1f} -> {values[1]:.1f} in {took}", flush=True)
+    when = zip(("before", "after"), run.others, strict=False)
     return [
+        *(row(f"{name} {job.other} {at}", [other], "") for at, other in when),
         row(f"{name} {metric} before", [values[0]], "%"),
         row(f"{name} {metric} after", [values[1]], "%"),
         row(f"{name} gain", [gain], "points", at_least=job.points),
