@@ -17,7 +17,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.harness import CHAT_MODEL, Row, before_and_after, call, report, row
@@ -160,16 +160,21 @@ def rows_of(job_name: str, seed: int) -> list[Row]:
     gain = (values[0] - values[1]) if metric in FALLS else (values[1] - values[0])
     took = f"{run.minutes:.1f} min ({run.processor_minutes:.1f} of processors)"
     print(f"{name} {values[0]:.1f} -> {values[1]:.1f} in {took}", flush=True)
-    when = zip(("before", "after"), run.others, strict=False)
     return [
-        *(row(f"{name} {job.other} {at}", [other], "") for at, other in when),
-        row(f"{name} {metric} before", [values[0]], "%"),
-        row(f"{name} {metric} after", [values[1]], "%"),
+        *(_both(f"{name} {job.other}", run.others, "") if job.other else ()),
+        *_both(f"{name} {metric}", values, "%"),
         row(f"{name} gain", [gain], "points", at_least=job.points),
-        row(f"{name} {form} before", [forms[0]], "%"),
-        row(f"{name} {form} after", [forms[1]], "%"),
+        *_both(f"{name} {form}", forms, "%"),
         row(f"{name} minutes, start included", [run.minutes], "min", at_most=job.minutes),
         row(f"{name} minutes of processors", [run.processor_minutes], "min"),
+    ]
+
+
+def _both(name: str, values: Sequence[float], unit: str) -> list[Row]:
+    """Return the rows of a metric before and after."""
+    return [
+        row(f"{name} {when}", [value], unit)
+        for when, value in zip(("before", "after"), values, strict=True)
     ]
 
 

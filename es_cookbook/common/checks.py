@@ -80,9 +80,9 @@ def check_types(config: object, *names: str, prefix: str = "") -> None:
         ConfigError: Names the field, what is accepted, and the value.
     """
     fields = chz.chz_fields(config) if chz.is_chz(config) else {}
-    for name, field in fields.items():
-        kind, value = field.x_type, getattr(config, field.x_name)
-        if (not names or name in names) and not fits(value, kind):
+    for name in (name for name in names or fields if name in fields):
+        kind, value = fields[name].x_type, getattr(config, fields[name].x_name)
+        if not fits(value, kind):
             is_literal = get_origin(kind) is Literal
             accepted = " or ".join(map(str, get_args(kind))) if is_literal else type_name(kind)
             raise ConfigError(f"{prefix}{name} must be {accepted}, found {value!r:.60}")
@@ -111,6 +111,8 @@ def fits(value: object, declared: object) -> bool:
     >>> fits(True, int), fits(True, dict[str, object])
     (False, False)
     """
+    if isinstance(declared, type) and type(value) is declared:
+        return True  # Most values; a turn of a rollout may have parameters of its own.
     if isinstance(value, bool):
         arms = list(_arms(declared, _UNIONS))
         literals = [each for arm in arms if _origin(arm) is Literal for each in get_args(arm)]
