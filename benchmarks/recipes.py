@@ -14,14 +14,18 @@ answer has the right form, so what a gain in form could explain is seen.
 
 import dataclasses
 import json
+import math
 import re
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 
 from benchmarks.harness import CHAT_MODEL, Row, before_and_after, call, report, row
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
+from es_cookbook.recipes.knows.d_prime import of_evaluation
+from es_cookbook.rl.types import Metrics
 from es_cookbook.runs.directory.directory import METRICS
 from es_cookbook.runs.tracking.jsonl import finite, read_metrics
 
@@ -41,7 +45,7 @@ class Job:
         points: points to be gained.
         minutes: most wall-clock minutes.
         options: options of the command, besides the seed.
-        other: another metric, which is no share.
+        others: further numbers of an evaluation, which are no shares.
     """
 
     metric: str = "correct"
@@ -49,13 +53,25 @@ class Job:
     points: float = 10
     minutes: float = 5
     options: tuple[str, ...] = ()
-    other: str | None = None
+    others: Mapping[str, Callable[[Metrics], float]] = dataclasses.field(
+        default_factory=dict[str, Callable[[Metrics], float]]
+    )
 
 
 def chat(task: str, points: float = 20, minutes: float = 15) -> Job:
     """Return the job of the chat model at one of its tasks."""
     given = f"model_name={CHAT_MODEL}", f"dataset.task={task}"
     return Job(points=points, minutes=minutes, options=given)
+
+
+def d_prime(tag: str) -> Callable[[Metrics], float]:
+    """Return the d′ of an evaluation of the recipe `knows`, for one kind of question."""
+
+    def of(evaluation: Metrics) -> float:
+        found = of_evaluation(evaluation, tag)
+        return found[0] if found else math.nan
+
+    return of
 
 
 JOBS: Mapping[str, Job] = {
@@ -65,7 +81,7 @@ JOBS: Mapping[str, Job] = {
     "rush_hour": Job(),
     "code": Job("solved", "answered"),
     "crossword": Job(form="format"),
-    "conciseness": Job("concise", "correct", other="excess"),
+    "conciseness": Job("concise", "correct", others={"excess": itemgetter("test/env/all/excess")}),
     "pairwise": Job(),
     "mixture": Job(),
     "guess_number": Job(),
@@ -73,6 +89,13 @@ JOBS: Mapping[str, Job] = {
     "search": Job(),
     "markovian": Job(form="logprob"),
     "tic_tac_toe": Job("loses_to_random", "illegal"),
+    "knows": Job(
+        "agrees",
+        "yes",
+        minutes=60,
+        options=(f"model_name={CHAT_MODEL}",),
+        others={f"d′, {tag}": d_prime(tag) for tag in ("all", "facts", "sums")},
+    ),
     "chat_sums": chat("sums", 50, 10),
     "chat_differences": chat("differences"),
     "chat_chain_sum": chat("chain_sum"),
@@ -105,7 +128,7 @@ def scored(reward: str, num_generations: int = 6) -> tuple[str, ...]:
 
 RECORDED: Mapping[str, tuple[str, ...]] = {
     **{name: (name,) for name in ("alignment", "countdown")},
-    **{name: words(name) for name in JOBS if not name.startswith("chat_")},
+    **{name: words(name) for name, job in JOBS.items() if not job.options},
     "chat_sums": (*words("chat_sums"), "engine.products=int8"),
     "failing/sigma_large": broken("optimizer.sigma=0.3"),
     "failing/sigma_small": broken("optimizer.sigma=1e-6", "optimizer.learning_rate=2e-6"),
@@ -133,7 +156,7 @@ class Measured:
 
     values: list[float]
     forms: list[float]
-    others: list[float]
+    others: dict[str, list[float]]
     minutes: float
     processor_minutes: float
 
@@ -146,7 +169,13 @@ def measured(name: str, seed: int, log_path: Path) -> Measured:
         [100 * value for value in before_and_after(log_path, f"test/env/all/{metric}")]
         for metric in (job.metric, job.form)
     )
-    others = [*before_and_after(log_path, f"test/env/all/{job.other}")] if job.other else []
+    evaluations = [
+        line for line in read_metrics(log_path / METRICS) if f"test/env/all/{job.metric}" in line
+    ]
+    others = {
+        key: [of(evaluation) for evaluation in (evaluations[0], evaluations[-1])]
+        for key, of in job.others.items()
+    }
     return Measured(values, forms, others, clock / 60, processor / 60)
 
 
@@ -161,7 +190,7 @@ def rows_of(job_name: str, seed: int) -> list[Row]:
     took = f"{run.minutes:.1f} min ({run.processor_minutes:.1f} of processors)"
     print(f"{name} {values[0]:.1f} -> {values[1]:.1f} in {took}", flush=True)
     return [
-        *(_both(f"{name} {job.other}", run.others, "") if job.other else ()),
+        *(each for key, pair in run.others.items() for each in _both(f"{name} {key}", pair, "")),
         *_both(f"{name} {metric}", values, "%"),
         row(f"{name} gain", [gain], "points", at_least=job.points),
         *_both(f"{name} {form}", forms, "%"),

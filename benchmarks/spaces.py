@@ -6,19 +6,31 @@
 SmolLM2-135M-Instruct (`make chat-model`) learns sums in words from gold answers: the recipe `chat`
 on held-out questions that choose settings (`dataset.fold=1`), with 16 genomes, 4 questions a
 generation and 12 generations, so 768 evaluations for every space, and three seeds. σ is about what
-`auto` finds on a machine that is not busy (on a busy one its search is cut short); α is `auto`.
-Seconds are those of processors, start and two evaluations of 100 questions included.
+`auto` finds on a machine that is not busy (on a busy one its search is cut short), but for
+`soft_prompt_auto`; α is `auto`. Seconds are those of processors, start and two evaluations of 100
+questions included.
+
+`merge_es` and `merge_cma` are the recipe `merge`: from rewards, two adapters become one for both
+tasks. Its two adapters are trained once by the commands of its README, in `build/spaces`; 200
+held-out questions of each task; `sum` is the sum of the adapters, which no search chose.
 """
 
+import json
 import sys
 import tempfile
+from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 
 from benchmarks.harness import CHAT_MODEL, Row, before_and_after, call, report, row
+from es_cookbook.recipes.chat.problems import Task, generate_problems
 
 SEEDS = (0, 1, 2)
-_OPTIONS = (
-    f"model_name={CHAT_MODEL}",
+_ADAPTERS = CHAT_MODEL.parents[1] / "spaces"
+_MODEL = f"model_name={CHAT_MODEL}"
+_CHAT = (
+    "chat",
+    _MODEL,
     "dataset.task=sums",
     "dataset.fold=1",
     "dataset.num_test=100",
@@ -28,38 +40,86 @@ _OPTIONS = (
     "eval_every=0",
     "engine.num_lanes=1",
 )
+_SOFT_PROMPT = (*_CHAT, "search_space=soft_prompt", "search_space.text=Answer with a number.")
+_EPOCHS: Mapping[Task, str] = {"sums": "epochs=0.75", "extraction": "epochs=0.4"}
+_MERGE = (
+    "merge",
+    _MODEL,
+    f"search_space.adapters={','.join(str(_ADAPTERS / task) for task in _EPOCHS)}",
+    "dataset.num_test=200",
+    "engine.num_lanes=1",
+)
 SPACES = {
-    "low_rank": ("optimizer.sigma=0.009",),
-    "steering": ("search_space=steering", "optimizer.sigma=0.18"),
-    "soft_prompt": (
-        "search_space=soft_prompt",
-        "search_space.text=Answer with a number.",
-        "optimizer.sigma=0.14",
-    ),
+    "low_rank": (*_CHAT, "optimizer.sigma=0.009"),
+    "steering": (*_CHAT, "search_space=steering", "optimizer.sigma=0.18"),
+    "soft_prompt": (*_SOFT_PROMPT, "optimizer.sigma=0.14"),
+    "soft_prompt_auto": (*_SOFT_PROMPT, "optimizer.sigma=auto"),
+    "merge_es": (*_MERGE, "eval_every=0"),
+    "merge_cma": (*_MERGE, "eval_every=0", "optimizer=cma"),
 }
+"""Space -> its command."""
+
+
+def train_adapters() -> None:
+    """Train the adapters of the recipe `merge` that are not there yet."""
+    for task, epochs in _EPOCHS.items():
+        output = _ADAPTERS / task
+        if output.exists():
+            continue
+        _ADAPTERS.mkdir(parents=True, exist_ok=True)
+        data = _ADAPTERS / f"{task}.jsonl"
+        problems = islice(generate_problems(task, 0, "train", 0), 512)
+        chats = [
+            [{"role": "user", "content": p.question}, {"role": "assistant", "content": p.gold}]
+            for p in problems
+        ]
+        data.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+        options = f"data={data}", f"output={output}", "learning_rate=1e-3", "batch_size=8", epochs
+        call("sft", "recipe=merge", _MODEL, *options)
+
+
+def of_the_sum(directory: Path) -> list[Row]:
+    """Measure the sum of the adapters; its lines of the table."""
+    output = directory / "sum.json"
+    recipe, *options = _MERGE
+    start = "search_space.start_at=1"
+    call("evaluate", f"recipe={recipe}", *options, start, f"output={output}")
+    metrics = json.loads(output.read_text())["metrics"]
+    return [
+        row(f"sum: correct, {tag}", [100 * metrics[f"env/{tag}/correct"]], "%")
+        for tag in ("all", *_EPOCHS)
+    ]
 
 
 def rows_of(space: str, seed: int, log_path: Path) -> list[Row]:
     """Run one seed; its lines of the table."""
-    _, seconds = call("chat", *_OPTIONS, *SPACES[space], f"seed={seed}", f"log_path={log_path}")
+    _, seconds = call(*SPACES[space], f"seed={seed}", f"log_path={log_path}")
     before, after = before_and_after(log_path, "test/env/all/correct")
     name = f"{space}, seed {seed}:"
     print(f"{name} {before:.2f} -> {after:.2f} in {seconds:.0f} s of processors", flush=True)
-    return [
+    rows = [
         row(f"{name} correct before", [100 * before], "%"),
         row(f"{name} correct after", [100 * after], "%"),
         row(f"{name} gain", [100 * (after - before)], "points"),
         row(f"{name} seconds of processors", [seconds], "s"),
     ]
+    for task in _EPOCHS if space.startswith("merge") else ():
+        ends = before_and_after(log_path, f"test/env/{task}/correct")
+        for when, value in zip(("before", "after"), ends, strict=True):
+            rows.append(row(f"{name} correct {when}, {task}", [100 * value], "%"))
+    return rows
 
 
 def main(chosen: list[str]) -> None:
     """Run spaces and seeds one after the other, and report on each space."""
     for space in chosen or SPACES:
         rows: list[Row] = []
-        for seed in SEEDS:
-            with tempfile.TemporaryDirectory() as directory:
-                rows += rows_of(space, seed, Path(directory) / "run")
+        with tempfile.TemporaryDirectory() as directory:
+            if space.startswith("merge"):
+                train_adapters()
+                rows += of_the_sum(Path(directory))
+            for seed in SEEDS:
+                rows += rows_of(space, seed, Path(directory) / str(seed))
         report("spaces", rows, space)
 
 
