@@ -1,7 +1,7 @@
 """Zeroth-order tuning as an inference workload (arXiv:2605.28760): vLLM beside a loop of passes.
 
-    python -m benchmarks.scoring                                       # the bundled model
-    python -m benchmarks.scoring SmolLM2-135M-Instruct.Q4_1.gguf       # a real one, smaller sizes
+    python -m benchmarks.scoring            # the bundled model
+    python -m benchmarks.scoring chat       # that of `make chat-model`, with smaller sizes
 
 A generation of MeZO (two genomes) and of ES (a population) on gold answers: genomes score the same
 answers to the same problems, a step is applied. Three ways to do it, by turns in one process:
@@ -20,14 +20,13 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from benchmarks.engines import processor_seconds
-from benchmarks.harness import Row, mirrored_pairs, ratios, report, row
+from benchmarks.harness import CHAT_MODEL, Row, mirrored_pairs, ratios, report, row
 from benchmarks.sampling import first_prompt
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest
@@ -122,12 +121,11 @@ async def main(names: Sequence[str]) -> None:
     """Measure and report."""
     builder: GeneratedDatasetBuilder = CountdownDatasetBuilder(problems_per_generation=32)
     path, genomes, dtype = str(BUNDLED_MODEL), 64, "float32"
-    if names:
+    if names == ["chat"]:
         builder = ChatDatasetBuilder(problems_per_generation=8)
-        path, genomes, dtype = str(model_directory(names[0])), 8, "bfloat16"
+        path, genomes, dtype = str(model_directory(str(CHAT_MODEL))), 8, "bfloat16"
     pairs_P = await gold_pairs(builder, AutoTokenizer.from_pretrained(path))
-    part = Path(names[0]).stem.partition(".")[0] if names else ""
-    report("scoring", await contest(path, pairs_P, genomes, dtype), part)
+    report("scoring", await contest(path, pairs_P, genomes, dtype), " ".join(names))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ generation and 12 generations, so 768 evaluations for every space, and three see
 questions included.
 
 `merge_es` and `merge_cma` are the recipe `merge`: from rewards, two adapters become one for both
-tasks. Its two adapters are trained once by the commands of its README, in `build/spaces`; 200
-held-out questions of each task; `sum` is the sum of the adapters, which no search chose.
+tasks; `merge_fixed` has coefficients that no search chose. The adapters are trained once by the
+commands of the recipe's README, in `build/spaces`. 200 held-out questions of each task.
 """
 
 import json
@@ -42,22 +42,27 @@ _CHAT = (
 )
 _SOFT_PROMPT = (*_CHAT, "search_space=soft_prompt", "search_space.text=Answer with a number.")
 _EPOCHS: Mapping[Task, str] = {"sums": "epochs=0.75", "extraction": "epochs=0.4"}
-_MERGE = (
-    "merge",
-    _MODEL,
-    f"search_space.adapters={','.join(str(_ADAPTERS / task) for task in _EPOCHS)}",
-    "dataset.num_test=200",
-    "engine.num_lanes=1",
-)
+_BOTH_TASKS = (_MODEL, "dataset.num_test=200", "engine.num_lanes=1")
+_BOTH_ADAPTERS = f"search_space.adapters={','.join(str(_ADAPTERS / task) for task in _EPOCHS)}"
+_MERGE = ("merge", *_BOTH_TASKS, _BOTH_ADAPTERS, "eval_every=0")
 SPACES = {
     "low_rank": (*_CHAT, "optimizer.sigma=0.009"),
     "steering": (*_CHAT, "search_space=steering", "optimizer.sigma=0.18"),
     "soft_prompt": (*_SOFT_PROMPT, "optimizer.sigma=0.14"),
     "soft_prompt_auto": (*_SOFT_PROMPT, "optimizer.sigma=auto"),
-    "merge_es": (*_MERGE, "eval_every=0"),
-    "merge_cma": (*_MERGE, "eval_every=0", "optimizer=cma"),
+    "merge_es": _MERGE,
+    "merge_cma": (*_MERGE, "optimizer=cma"),
 }
 """Space -> its command."""
+FIXED = {
+    "base": (_BOTH_ADAPTERS, "search_space.start_at=0"),
+    "sum of the adapters": (_BOTH_ADAPTERS, "search_space.start_at=1"),
+    **{
+        f"adapter of {task}": ("search_space=adapter", f"search_space.start={_ADAPTERS / task}")
+        for task in _EPOCHS
+    },
+}
+"""Coefficients of `merge_fixed` -> their options."""
 
 
 def train_adapters() -> None:
@@ -78,17 +83,16 @@ def train_adapters() -> None:
         call("sft", "recipe=merge", _MODEL, *options)
 
 
-def of_the_sum(directory: Path) -> list[Row]:
-    """Measure the sum of the adapters; its lines of the table."""
-    output = directory / "sum.json"
-    recipe, *options = _MERGE
-    start = "search_space.start_at=1"
-    call("evaluate", f"recipe={recipe}", *options, start, f"output={output}")
-    metrics = json.loads(output.read_text())["metrics"]
-    return [
-        row(f"sum: correct, {tag}", [100 * metrics[f"env/{tag}/correct"]], "%")
-        for tag in ("all", *_EPOCHS)
-    ]
+def rows_of_fixed(directory: Path) -> list[Row]:
+    """Measure coefficients that no search chose; their lines of the table."""
+    rows: list[Row] = []
+    for name, options in FIXED.items():
+        output = directory / f"{name}.json"
+        call("evaluate", "recipe=merge", *_BOTH_TASKS, *options, f"output={output}")
+        metrics = json.loads(output.read_text())["metrics"]
+        for tag in ("all", *_EPOCHS):
+            rows.append(row(f"{name}: correct, {tag}", [100 * metrics[f"env/{tag}/correct"]], "%"))
+    return rows
 
 
 def rows_of(space: str, seed: int, log_path: Path) -> list[Row]:
@@ -112,14 +116,16 @@ def rows_of(space: str, seed: int, log_path: Path) -> list[Row]:
 
 def main(chosen: list[str]) -> None:
     """Run spaces and seeds one after the other, and report on each space."""
-    for space in chosen or SPACES:
+    for space in chosen or (*SPACES, "merge_fixed"):
+        if space.startswith("merge"):
+            train_adapters()
         rows: list[Row] = []
         with tempfile.TemporaryDirectory() as directory:
-            if space.startswith("merge"):
-                train_adapters()
-                rows += of_the_sum(Path(directory))
-            for seed in SEEDS:
-                rows += rows_of(space, seed, Path(directory) / str(seed))
+            if space == "merge_fixed":
+                rows = rows_of_fixed(Path(directory))
+            else:
+                for seed in SEEDS:
+                    rows += rows_of(space, seed, Path(directory) / str(seed))
         report("spaces", rows, space)
 
 

@@ -27,11 +27,12 @@ the number of generations, which is as many as take about four minutes.
 **Costs.** Seconds are processor seconds of training and of the search for σ, without evaluations.
 They do not count what waits, but caches and memory are shared: beside other programs those of a
 gradient grew by half, those of steering vectors by a seventh. So results need a machine that does
-nothing else; each run keeps the machine's mean load, and the tables state it. Scores of trials do
-not depend on it. An evaluation is one genome that answers a question or reads an answer to it, or
-one answer of the centre or of a gradient's model. With `best` a genome reads answers to some of the
-questions only, and all count. Memory is the peak of a run's own process, less what it has after the
-imports that all have.
+nothing else; each run keeps the machine's mean load, and the tables state it. A virtual machine can
+be slower at another hour without any load, so each run also keeps how fast memory was copied before
+and after it. Scores do not depend on either. An evaluation is one genome that answers a question or
+reads an answer to it, or one answer of the centre or of a gradient's model. With `best` a genome
+reads answers to some of the questions only, and all count. Memory is the peak of a run's own
+process, less what it has after the imports that all have.
 """
 
 import dataclasses
@@ -53,6 +54,7 @@ from typing import Literal, TypeAlias, TypeVar, cast
 
 import anyio
 import chz
+import torch
 
 from benchmarks.harness import CHAT_MODEL, commit, machine
 from benchmarks.study_tables import CORRECT, RESULTS, Run, Task, Trials, rewrite, tables
@@ -405,10 +407,10 @@ def _gib(name: str) -> float:
 
 
 def _trained(config: AnyConfig) -> dict[str, float]:
-    """Run to the end. GiB of this process after imports, and at most; the machine's mean load."""
+    """Run to the end. GiB of this process after imports, and at most; the machine's load, pace."""
     for module in ("es_cookbook.engines.torch.self_check", "es_cookbook.plugins.gradients.learner"):
         importlib.import_module(module)  # What either kind of run imports.
-    imports = _gib("VmRSS")
+    imports, before = _gib("VmRSS"), _copied()
     loads: list[float] = []
 
     def watch() -> None:
@@ -430,7 +432,20 @@ def _trained(config: AnyConfig) -> dict[str, float]:
 
     choosing.find_sigma_for = timed  # type: ignore[assignment]
     train(config)
-    return {"imports": imports, "peak": _gib("VmHWM"), "load": fmean(loads or [0.0])}
+    copied = {"before": before, "after": _copied()}
+    return {"imports": imports, "peak": _gib("VmHWM"), "load": fmean(loads or [0.0]), **copied}
+
+
+def _copied(elements: int = 2**24) -> float:
+    """Copy memory that no cache holds, 64 MiB, five times; GB/s read and written, at best."""
+    source = torch.ones(elements)
+    target = torch.ones(elements)
+    seconds: list[float] = []
+    for _ in range(5):
+        began = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - began)
+    return 2 * source.nbytes / min(seconds) / 1e9
 
 
 def _search_file(config: AnyConfig) -> Path:
@@ -475,6 +490,7 @@ def _results(
         "metrics": cast("list[dict[str, float]]", finite(kept)),
         "memory": {"imports": found["imports"], "peak": found["peak"]},
         "load": found["load"],
+        "copied": [found["before"], found["after"]],
         "final": cast("dict[str, float]", finite(dict(final))),
     }
 

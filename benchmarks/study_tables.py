@@ -53,6 +53,7 @@ class Run(TypedDict):
         metrics: some metrics of each generation.
         memory: GiB of its process: after `imports`, and at its `peak`.
         load: mean load of the machine; earlier runs did not keep it.
+        copied: GB/s at which memory was copied before and after; runs until 2026-12 lack it.
         final: metrics at temperature 1, and on the other task; empty for trials.
     """
 
@@ -64,6 +65,7 @@ class Run(TypedDict):
     metrics: list[dict[str, float]]
     memory: dict[str, float]
     load: NotRequired[float]
+    copied: NotRequired[list[float]]
     final: dict[str, float]
 
 
@@ -196,12 +198,16 @@ def _machine(entry: Entry) -> str:
     return " and ".join(sorted({described(run["machine"]) for run in entry["runs"]}))
 
 
-def _load(runs: Sequence[Run]) -> str:
-    """Say how busy the machine was: seconds are too many where it did something else as well."""
+def _pace(runs: Sequence[Run]) -> str:
+    """Say how busy and how fast the machine was: seconds depend on both."""
     loads = [run["load"] for run in runs if "load" in run]
     if len(loads) < len(runs):
         return "its load was not kept, and other programs ran beside some runs"
-    return f"load {min(loads):.1f} to {max(loads):.1f}"
+    said = f"load {min(loads):.1f} to {max(loads):.1f}"
+    speeds = [speed for run in runs for speed in run.get("copied", ())]
+    if speeds:
+        said += f"; memory copied at {min(speeds):.1f} to {max(speeds):.1f} GB/s"
+    return said
 
 
 def _by_machine(tasks: Mapping[str, Task]) -> dict[str, dict[str, Task]]:
@@ -314,8 +320,8 @@ def tables(results: Path = RESULTS) -> str:
         for i, (machine, there) in enumerate(_by_machine({name: task}).items()):
             entries = there[name]["contestants"].values()
             commits = sorted({run["commit"] for entry in entries for run in entry["runs"]})
-            load = _load([run for entry in entries for run in entry["runs"]])
-            parts += [f"At {', '.join(commits)}; {machine}; {load}:", _scores(there[name])]
+            pace = _pace([run for entry in entries for run in entry["runs"]])
+            parts += [f"At {', '.join(commits)}; {machine}; {pace}:", _scores(there[name])]
             parts += [f"![Held-out accuracy over seconds](plots/{_plot(name, i).name}.svg)"]
         parts += [_ratios(task), _rates(task)]
     return "\n\n".join(parts)

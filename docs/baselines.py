@@ -184,20 +184,23 @@ def _recipes() -> Iterator[Baseline]:
 
 
 def _spaces() -> Iterator[Baseline]:
-    """Yield search spaces on a task of the recipe chat, at equal evaluations."""
+    """Yield search spaces on a task of the recipe chat, and merged adapters."""
     for space, method in {
         "low_rank": "ES, low rank",
         "steering": "ES, steering vectors",
         "soft_prompt": "ES, soft prompt",
+        "soft_prompt_auto": "ES, soft prompt, σ by `auto`",
+        "merge_es": "ES",
+        "merge_cma": "CMA-ES",
     }.items():
-        found = _read(f"spaces-{space}")
+        found, merges = _read(f"spaces-{space}"), space.startswith("merge")
         yield Baseline(
-            "chat: sums, fold 1",
+            "merge" if merges else "chat: sums, fold 1",
             "SmolLM2-135M-Instruct",
             method,
-            GOLD,
+            REWARDS if merges else GOLD,
             f"{fmean(_values(found, 'seconds of processors')):.0f} of processors",
-            "48, and 768 scores",
+            "768" if merges else "48, and 768 scores",
             _score(_values(found, "correct before"), _values(found, "correct after"), "correct"),
             found["command"],
             RESULTS / f"spaces-{space}.json",

@@ -41,9 +41,11 @@ def test_the_readme_leaves_out_what_it_has_no_name_for(tmp_path: Path) -> None:
         entry = json.loads(json.dumps(next(iter(task["contestants"].values()))))
         for run in entry["runs"]:
             run["machine"]["cpu"] = "another one"
+            run |= {"load": 2.0, "copied": [8.1, 9.0]}
         task["contestants"]["grpo"] = entry
         (tmp_path / path.name).write_text(json.dumps(task))
-    assert "another one" in study_tables.tables(tmp_path)
+    said = study_tables.tables(tmp_path)
+    assert "another one" in said and "load 2.0 to 2.0; memory copied at 8.1 to 9.0 GB/s:" in said
     assert study_tables.summary(tmp_path) == study_tables.summary()
 
 
