@@ -89,7 +89,13 @@ def call(*words: str) -> tuple[float, float]:
 
 def before_and_after(log_path: Path, metric: str) -> tuple[float, float]:
     """Return a metric of a run's first and of its last evaluation."""
-    found = [line[metric] for line in read_metrics(log_path / METRICS) if metric in line]
+    first, last = first_and_last(log_path, metric)
+    return first[metric], last[metric]
+
+
+def first_and_last(log_path: Path, metric: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Return all metrics of the first and of the last generation that has this one."""
+    found = [line for line in read_metrics(log_path / METRICS) if metric in line]
     return found[0], found[-1]
 
 

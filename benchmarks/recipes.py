@@ -22,7 +22,15 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 
-from benchmarks.harness import CHAT_MODEL, Row, before_and_after, call, report, row
+from benchmarks.harness import (
+    CHAT_MODEL,
+    Row,
+    before_and_after,
+    call,
+    first_and_last,
+    report,
+    row,
+)
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from es_cookbook.recipes.knows.d_prime import of_evaluation
 from es_cookbook.rl.types import Metrics
@@ -169,13 +177,8 @@ def measured(name: str, seed: int, log_path: Path) -> Measured:
         [100 * value for value in before_and_after(log_path, f"test/env/all/{metric}")]
         for metric in (job.metric, job.form)
     )
-    evaluations = [
-        line for line in read_metrics(log_path / METRICS) if f"test/env/all/{job.metric}" in line
-    ]
-    others = {
-        key: [of(evaluation) for evaluation in (evaluations[0], evaluations[-1])]
-        for key, of in job.others.items()
-    }
+    ends = first_and_last(log_path, f"test/env/all/{job.metric}")
+    others = {key: [of(end) for end in ends] for key, of in job.others.items()}
     return Measured(values, forms, others, clock / 60, processor / 60)
 
 

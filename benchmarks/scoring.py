@@ -124,6 +124,8 @@ async def main(names: Sequence[str]) -> None:
     if names == ["chat"]:
         builder = ChatDatasetBuilder(problems_per_generation=8)
         path, genomes, dtype = str(model_directory(str(CHAT_MODEL))), 8, "bfloat16"
+    elif names:
+        raise SystemExit(f"python -m benchmarks.scoring [chat]; found {' '.join(names)}")
     pairs_P = await gold_pairs(builder, AutoTokenizer.from_pretrained(path))
     report("scoring", await contest(path, pairs_P, genomes, dtype), " ".join(names))
 
